@@ -19,11 +19,11 @@ from holdfast.errors import InvalidInput
 from holdfast.settings import Settings, load_settings
 
 OURS = (str(Path(__file__).parents[1]) + os.sep, "<frozen importlib", str(importlib.__file__))
-"""How the names of files begin that an app's author does not want to see in a traceback."""
+"""The prefixes of file names that the author of an app does not want to see in a traceback."""
 
 
 def settings_at(store: str | None) -> Settings:
-    """Return the settings from the environment, with this store if one is named."""
+    """Return the settings from the environment, with this store if one is given."""
     return load_settings(os.environ) if store is None else load_settings(os.environ, store=store)
 
 
@@ -35,7 +35,7 @@ def load_app(target: str) -> App:
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Return the file or module that a target names, and the name of the app in it; refuse a file that is not there."""
+    """Return the file or module that a target names, and the app's name in it; refuse a file that does not exist."""
     place, _, name = target.partition(":")
     if not place:
         raise InvalidInput(f"the target {target!r} names no file: use shop.py, shop.py:app or pkg.module:app")
@@ -106,7 +106,7 @@ def _cannot_be_imported(place: str, problem: BaseException) -> InvalidInput:
 
 
 def _leave_out_ours(trace: traceback.TracebackException | None) -> None:
-    """Keep only the lines that are not ours and not the interpreter's, also of what led to it."""
+    """Keep only the lines of the author's code, not those of Holdfast and the interpreter, also in causes."""
     if trace is None:
         return
     frames = [frame for frame in trace.stack if not frame.filename.startswith(OURS)]
@@ -116,6 +116,6 @@ def _leave_out_ours(trace: traceback.TracebackException | None) -> None:
 
 
 def node_options(store: str | None, **given: Any) -> NodeOptions:
-    """Return the options of a node: those that are given here, else by the settings, else as they are by default."""
+    """Return the options of a node: those given here, otherwise those of the settings, otherwise the defaults."""
     flags = {name: value for name, value in given.items() if value is not None}
     return NodeOptions(**{"tune_gc": True, **settings_at(store).node.given(), **flags})

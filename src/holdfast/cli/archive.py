@@ -50,7 +50,7 @@ async def _export(ask: dict[str, Any], target: Target) -> int:
                 await _export_events(connection, run["run_id"])
             cursor = page["next"]
         if "run_id" in ask:
-            await connection("archive.get", {"run_id": ask["run_id"]})  # says so if there is no such run
+            await connection("archive.get", {"run_id": ask["run_id"]})  # raises NotFound if there is no such run
     return OK
 
 

@@ -1,4 +1,4 @@
-"""What the command line can do with artifacts: list those of a run, and download one."""
+"""Commands for artifacts: list those of a run, and download one."""
 
 import asyncio
 import os
@@ -109,7 +109,7 @@ async def _artifacts(connection: Connection, run_id: str) -> list[dict[str, Any]
 
 
 def _only(found: list[dict[str, Any]], run_id: str, name: str | None, step: str | None) -> dict[str, Any]:
-    """Return the one artifact that is meant."""
+    """Return the one artifact that matches."""
     meant = [
         each for each in found if name in (None, each["kind"], each["artifact_id"]) and step in (None, each["step_id"])
     ]

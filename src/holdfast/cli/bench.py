@@ -74,7 +74,7 @@ async def _measure(place: Path, seconds: float) -> dict[str, Any]:
 
 
 def _fsync_ms(place: Path, clock: Callable[[], float]) -> float:
-    """Return the median time of forcing a page to the disk."""
+    """Return the median time of an fsync of one page."""
     taken: list[float] = []
     with tempfile.TemporaryFile(dir=place, buffering=0) as file:
         for _ in range(SYNCS):
@@ -86,7 +86,7 @@ def _fsync_ms(place: Path, clock: Callable[[], float]) -> float:
 
 
 async def _runs(place: Path, seconds: float, report: Callable[[float], object]) -> tuple[int, float, list[float]]:
-    """Start runs and wait for them, many at once, for so long; return how many, in what time, and each one's."""
+    """Start many runs concurrently for a time, and wait for them; return how many, in what time, and each one's."""
     app = App("bench")
 
     @app.activity

@@ -19,16 +19,16 @@ from holdfast.errors import InvalidInput
 from holdfast.service.operations.bulk import MOST_RUNS, BulkCommand
 
 COUNTED = 500
-"""How many runs a preview looks at in one request."""
+"""How many runs a preview examines in one request."""
 
 NAMED = 10
-"""How many runs a preview names."""
+"""How many runs a preview lists by id."""
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 
 
 def _command_in(kind: Any, tokens: Sequence[Token]) -> str:
-    """Return the command that was typed; with hyphens too, as the commands to one run have them."""
+    """Return the command that was typed. Hyphens are allowed, as in the commands for one run."""
     name = tokens[0].value.replace("-", "_")
     if name not in get_args(BulkCommand):
         raise CoercionError(token=tokens[0], target_type=kind)

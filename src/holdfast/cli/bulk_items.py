@@ -15,11 +15,13 @@ from holdfast.errors import CallerError, InvalidInput
 
 PAGE = 500
 NAMED = 10
-"""How many items a preview names."""
+"""How many items a preview lists by id."""
 
 
 class ItemKind(Struct, frozen=True):
-    """What there is many of: its word, what lists it, its id, the columns of a preview, and what is said of none."""
+    """A kind of items: its word, the operation that lists it, its id, the columns of a preview, and the text for an
+    empty list.
+    """
 
     noun: str
     listed_by: str
@@ -38,7 +40,7 @@ async def operate_on_all(
     is_preview: bool,
     is_sure: bool,
 ) -> int:
-    """Carry out an operation, such as `tasks.claim`, on each item that the list finds, and return the exit code."""
+    """Execute an operation, such as `tasks.claim`, on each item that the list finds, and return the exit code."""
     word = operation.rpartition(".")[2]
     async with connect(target) as connection:
         items = await _read(connection, kind, asked)

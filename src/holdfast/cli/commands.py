@@ -14,15 +14,15 @@ from holdfast.service.registry import Operation
 
 
 class CommandSpec(Struct, frozen=True, kw_only=True):
-    """One command: its words, the fields that are arguments in their order, the one that takes all further words.
+    """One command: its words, the fields that are arguments in their order, and the field that takes all further words.
 
-    `columns` are what a list shows of each item, `shown` is the field of the answer that is shown by itself. `tables`
-    are the columns of fields that are lists, `text` is the field that is a text of several lines, and `hidden` are
-    fields that are shown as JSON only. `secret`
-    is shown by itself too, as a shell takes it, and it is said that this is the only time. `stdin` is the field that is
-    read from the standard input where it is given as `-`, because others can see the words of a command. `file` is the
-    field that is the text of a file, which is named instead. `defaults` are asked where nothing else is said, and
-    `adds` returns what people are shown of an item beside its fields. `nothing` is said of a list that is empty.
+    `columns` are the columns of each item in a list, and `shown` is the field of the answer that is shown by itself.
+    `tables` are the columns of fields that are lists, `text` is the field that is a text of several lines, and `hidden`
+    are fields that are only shown as JSON. `secret` is shown by itself too, unformatted for use in a shell, with the
+    remark that this is the only time. `stdin` is the field that is read from the standard input if it is given as `-`,
+    because others can see the arguments of a command. `file` is the field that is the text of a file, whose name is
+    given instead. `defaults` are values for omitted fields, and `adds` returns what people are shown of an item in
+    addition to its fields. `nothing` is the text for an empty list.
     """
 
     words: str

@@ -25,17 +25,17 @@ from holdfast.store.open import is_new, open_existing
 
 DEFAULT_SERVER = "http://127.0.0.1:8321"
 ANSWER_S = 45.0
-"""How long an answer may take, beside what is asked to be waited for. A server gives up before that."""
+"""How long an answer may take, in addition to the requested waiting time. A server times out before that."""
 
 ONCE = Retry(max_attempts=1)
 """A command is not retried: its user sees the error, and decides."""
 
 PATIENTLY = Retry(max_attempts=8, initial_ms=100, most_ms=5_000)
-"""How often to come back to a stream that breaks: long enough for a server to be started again."""
+"""How often to reconnect to a broken stream: long enough for a server to restart."""
 
 BULK_TRIES = 5
 BULK_WAIT_MS = 60_000
-"""How often, and for how long at most, a part of something large waits for a server that limits its callers."""
+"""The interval and the time limit of retries when a server limits the rate of a large operation's parts."""
 
 SHARED = Group("Server or store, and output", sort_key=100)
 
@@ -49,7 +49,7 @@ class Connection:
         self._streams = Calls(transport, PATIENTLY, ids, rng)
 
     async def __call__(self, name: str, ask: dict[str, Any]) -> Any:
-        """Return the answer of an operation as plain values; raise the error that it is refused with."""
+        """Return the answer of an operation as plain values; raise the error that refuses it."""
         if name not in OPERATIONS:
             raise NotFound(f"there is no operation {name!r}: `holdfast call` lists them", operation=name)
         return await self._calls.call(OPERATIONS[name], ask, Any)
@@ -65,22 +65,22 @@ class Connection:
         return await self(name, ask)
 
     async def download(self, name: str, ask: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-        """Return the bytes with which an operation answers, as they come."""
+        """Yield the bytes with which an operation answers, as they arrive."""
         async with aclosing(self._calls.download(DOWNLOADS[name], ask)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def events(self, run_id: str, after: int) -> AsyncGenerator[Any, None]:
-        """Return the events of a run behind a number, as they come, to its end."""
-        await self("runs.get", {"run_id": run_id})  # which fails at once, where a stream would be tried again
+        """Yield the events of a run after a number, as they arrive, to its end."""
+        await self("runs.get", {"run_id": run_id})  # this fails immediately, while a stream would be retried
         async with aclosing(self._streams.stream(follow_run, {"run_id": run_id, "after": after})) as events:
             async for event in events:
                 yield msgspec.json.decode(msgspec.json.encode(event))
 
     async def chunks(self, run_id: str, name: str, after: int) -> AsyncGenerator[Any, None]:
-        """Return the chunks of a stream of a run behind a number, as they come, to its end."""
+        """Yield the chunks of a run's stream after a number, as they arrive, to its end."""
         ask = {"run_id": run_id, "name": name, "after": after}
-        await self("streams.read", {**ask, "limit": 1})  # which fails at once, where a stream would be tried again
+        await self("streams.read", {**ask, "limit": 1})  # this fails immediately, while a stream would be retried
         async with aclosing(self._streams.stream(follow_stream, ask)) as chunks:
             async for chunk in chunks:
                 yield msgspec.json.decode(msgspec.json.encode(chunk))
@@ -89,7 +89,7 @@ class Connection:
 @Parameter(name="*", group=SHARED)
 @dataclass(frozen=True)
 class Target:
-    """What every command that asks something takes."""
+    """The options of every command that calls an operation."""
 
     server: Annotated[
         str | None, Parameter(help=f"The address of the server; otherwise HOLDFAST_SERVER, else {DEFAULT_SERVER}.")
@@ -110,7 +110,7 @@ class Target:
 
 @asynccontextmanager
 async def connect(target: Target) -> AsyncIterator[Connection]:
-    """Open the way to whom the target names: arguments first, then the environment."""
+    """Open the connection that the target names: arguments first, then the environment."""
     if target.server is not None and (target.store is not None or target.app is not None):
         raise InvalidInput("--server uses HTTP, --store and --app do not: give one or the other")
     environment = os.environ

@@ -50,10 +50,10 @@ def dev(
     port: int
         Where to listen; 0 takes one that is free.
     """
-    split_target(target)  # a name that is wrong from the start is reported at once
+    split_target(target)  # report a wrong name immediately
     if not is_loopback(host):
         raise InvalidInput(f"access is open here, and others can reach {host}: use `holdfast server`", field="host")
-    from holdfast.service.http.server import bind  # here, so that commands which do not serve do not wait for it
+    from holdfast.service.http.server import bind  # imported here, so that other commands start faster
 
     address = settings_at(store).store
     with bind(ServiceOptions(host=host, port=port)) as listener:
@@ -68,11 +68,11 @@ def dev(
 
 
 async def _supervise(target: str, store: str, host: str, listener: socket.socket) -> int:
-    """Run the other process, again and again, until this one is asked to end or the other has ended by itself."""
+    """Run the other process, and restart it, until this one is asked to end or the other has ended by itself."""
     with lifeline() as life, termination_signal() as asked:
         port, descriptors = listener.getsockname()[1], (listener.fileno(),)
         given = DevOptions(target=target, store=store, host=host, port=port, listener=listener.fileno())
-        # In the environment, which only this user can read: the store's address may hold a password.
+        # In the environment, which only this user can read: the store's address may contain a password.
         environment = {DEV_OPTIONS: msgspec.json.encode(given).decode()}
 
         def start() -> Awaitable[asyncio.subprocess.Process]:

@@ -27,21 +27,21 @@ from holdfast.service.options import ServiceOptions
 from holdfast.termination import LIFE
 
 RELOAD = 75
-"""The exit code that asks to be started again."""
+"""The exit code that requests a restart."""
 
 DEV_OPTIONS = "_HOLDFAST_DEV"
-"""The variable that holds what the process needs to know. It is taken out, so that nothing started from here has it."""
+"""The environment variable with the process's options. It is removed, so that children do not inherit it."""
 
 DRAIN_S = 2.0
 POLL_S = 0.5
-"""How often to look whether a file has changed."""
+"""How often to check whether a file has changed."""
 
 FileStates = dict[str, tuple[int, int] | None]
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class DevOptions(Struct, frozen=True, kw_only=True):
-    """What the process needs to know from the one that starts it."""
+    """The options that the process gets from the one that starts it."""
 
     target: str
     store: str
@@ -51,10 +51,10 @@ class DevOptions(Struct, frozen=True, kw_only=True):
 
 
 def run(given: DevOptions) -> int:
-    """Serve until something changes, or until asked to end."""
+    """Serve until a file changes, or until asked to end."""
     set_up_logging()
     place = os.path.abspath(given.target.partition(":")[0])
-    first = states_of({place})  # as it is before it is read
+    first = states_of({place})  # its state before it is read
     try:
         app = load_app(given.target)
     except InvalidInput as problem:
@@ -67,7 +67,7 @@ def run(given: DevOptions) -> int:
 
 
 async def _serve(app: App, given: DevOptions, before: FileStates) -> int:
-    from holdfast.service.http.server import serve  # here, so that commands which do not serve do not wait for it
+    from holdfast.service.http.server import serve  # imported here, so that other commands start faster
 
     watching = asyncio.create_task(_watch(before))
     service = ServiceOptions(host=given.host, port=given.port, is_open=True, drain_s=DRAIN_S)
@@ -84,7 +84,7 @@ async def _serve(app: App, given: DevOptions, before: FileStates) -> int:
 
 
 async def _watch(before: FileStates) -> str:
-    """Wait until a file changes, then have this process end; return which file it was."""
+    """Wait until a file changes, then end this process; return the file."""
     while True:
         await asyncio.sleep(POLL_S)
         for file in imported() - before.keys():  # imported later, by an activity
@@ -96,7 +96,7 @@ async def _watch(before: FileStates) -> str:
 
 
 def _wait_for_change(before: FileStates) -> int:
-    """Wait until what could not be imported has changed, or the file that was missing may have come."""
+    """Wait until a file of the failed import has changed, or a missing file may have been created."""
     life = int(os.environ[LIFE])
     while True:
         gone, _, _ = select.select([life], [], [], POLL_S)
@@ -107,13 +107,13 @@ def _wait_for_change(before: FileStates) -> int:
 
 
 def imported() -> set[str]:
-    """Return the files of the modules that are neither installed nor ours."""
+    """Return the files of the modules that are neither installed nor part of Holdfast."""
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     return {file for file in files if file and not file.startswith((*_INSTALLED, *OURS))}
 
 
 def states_of(files: set[str]) -> FileStates:
-    """Return how files are: when they were written and how large they are; None is not there."""
+    """Return the states of files: modification time and size, or None if a file does not exist."""
     found: FileStates = {}
     for file in files:
         try:
@@ -125,13 +125,13 @@ def states_of(files: set[str]) -> FileStates:
 
 
 def changed_since(before: FileStates) -> str | None:
-    """Return a file that is not as it was."""
+    """Return a file that has changed, if there is one."""
     now = states_of(set(before))
     return next((file for file, state in now.items() if state != before[file]), None)
 
 
 def _files_of(problem: BaseException | None) -> Iterator[str]:
-    """Go through the files that an error has to do with, and what led to it."""
+    """Yield the files that an error and its causes involve."""
     while problem is not None:
         trace: TracebackType | None = problem.__traceback__
         while trace is not None:

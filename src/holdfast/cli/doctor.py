@@ -34,7 +34,7 @@ from holdfast.store.open import is_new, open_existing
 
 COULD_NOT_LOOK = 2
 OF_THE_STORE = (StoreCorrupt, StoreFull, StoreNotMigrated, StoreReadOnly, StoreUnsafe)
-"""Errors that say what is wrong with a store. After others the state is unknown."""
+"""Errors that describe a problem of the store. After others the state is unknown."""
 
 ADVICE: dict[type[StoreError], str] = {
     StoreNotMigrated: "bring it up to date with `holdfast store migrate`",
@@ -115,7 +115,7 @@ async def _ask(server: str, token: str | None) -> Report:
 
 @contextmanager
 def _progress() -> Iterator[examining.Progress]:
-    """Show how far it is, on a terminal."""
+    """Show the progress on a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading runs", total=None)

@@ -1,19 +1,11 @@
-"""How a command ends: its exit code, and one line on stderr that says why, and what to do about it.
+"""How a command ends: its exit code, and one line on stderr with the reason and what to do about it.
 
-====  =====================================================
-code  meaning
-====  =====================================================
-0     fine
-1     it failed: the run that was waited for, or a check
-2     bad usage or input: the same again fails again
-3     there is no such run, task, workflow …
-4     conflict: the present state does not allow it
-5     refused: not permitted, too large, or rate limited
-6     the store or the server is unavailable or unusable
-7     it has not finished within the given time
-70    an internal error, shown in full
-130   interrupted (143: terminated by a second signal)
-====  =====================================================
+====  ===================================================== code  meaning ====
+===================================================== 0     fine 1     it failed: the run that was waited for, or a
+check 2     bad usage or input: the same again fails again 3     there is no such run, task, workflow … 4     conflict:
+the present state does not allow it 5     refused: not permitted, too large, or rate limited 6     the store or the
+server is unavailable or unusable 7     it has not finished within the given time 70    an internal error, shown in full
+130   interrupted (143: terminated by a second signal) ====  =====================================================
 """
 
 import errno
@@ -58,10 +50,10 @@ CODES: dict[type[HoldfastError], int] = {
     e.EngineError: UNAVAILABLE,
     e.InternalError: INTERNAL_ERROR,
 }
-"""The exit code of each error; of one that is not listed, that of its parent."""
+"""The exit code of each error. An error that is not listed has the code of its parent."""
 
 CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What the operating system says where output goes to a disk that takes no more."""
+"""The operating system's errors when output goes to a disk that is full or failing."""
 
 HINTS: dict[type[HoldfastError], str] = {
     e.StoreNotMigrated: "bring it up to date with `holdfast store migrate`",
@@ -71,11 +63,11 @@ HINTS: dict[type[HoldfastError], str] = {
     e.NotAuthenticated: "give yours with HOLDFAST_TOKEN or --token",
     Unreachable: "start one with `holdfast dev`, or name another with --server, or a store with --store",
 }
-"""What to do about an error, where its own sentence does not say."""
+"""What to do about an error, if its own message does not say it."""
 
 
 def run_command(command: Callable[[], int | None], *, as_json: bool = False) -> int:
-    """Carry out a command, and return the exit code. What it raises is reported in one line."""
+    """Execute a command, and return the exit code. An error that it raises is reported in one line."""
     try:
         code = command()
         sys.stdout.flush()
@@ -95,7 +87,7 @@ def run_command(command: Callable[[], int | None], *, as_json: bool = False) -> 
         return code_of(type(problem))
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # who reads the output has seen enough, such as `head`
+    except BrokenPipeError:  # the reader of the output has seen enough, such as `head`
         _drop_output()
         return INTERRUPTED
     except Exception as problem:
@@ -108,7 +100,7 @@ def run_command(command: Callable[[], int | None], *, as_json: bool = False) -> 
 
 
 def _drop_output() -> None:
-    """Write no more: what is still in the buffer would fail once more, at the end of the process."""
+    """Discard the output: buffered data would fail once more at the end of the process."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -19,11 +19,11 @@ from holdfast.errors import InvalidInput
 from holdfast.service.registry import Operation
 
 WATCH_S = 2.0
-"""How long a list that is watched is shown before it is read again."""
+"""How long a watched list is shown before it is read again."""
 
 Fields = dict[str, Any]
 Read = Callable[[Any, str], Any]
-"""Makes, of what was given for a field, what is asked."""
+"""Converts the given value of a field to the value in the request."""
 
 _SIMPLE: dict[type[types.Type], Any] = {
     types.StrType: str,
@@ -35,7 +35,7 @@ _SIMPLE: dict[type[types.Type], Any] = {
 
 
 class ExtraFlag(Struct, frozen=True, kw_only=True):
-    """A flag that an operation does not have: with it, the answer goes to `then`, which returns the exit code."""
+    """A flag that an operation does not have. With it, the answer is passed to `then`, which returns the exit code."""
 
     option: str
     help: str
@@ -68,12 +68,12 @@ def fields_of(operation: Operation) -> dict[str, Option]:
 
 
 def arguments_of(spec: CommandSpec, fields: dict[str, Option]) -> tuple[str, ...]:
-    """Return the fields that are arguments, in their order: those that the row names, or all that must be given."""
+    """Return the fields that are arguments, in their order: those that the spec names, or all required ones."""
     return spec.arguments or tuple(name for name, given in fields.items() if given.is_required and name != spec.rest)
 
 
 def command_of(operation: Operation, spec: CommandSpec, extra: ExtraFlag | None = None) -> Callable[..., int]:
-    """Return the function that is the command of an operation, with the signature that its words are read by."""
+    """Return the function that is the command of an operation, with the signature for parsing its arguments."""
     fields = fields_of(operation)
     arguments = arguments_of(spec, fields)
     flags = [_flag("all_pages", "--all", "Read all pages, and not only the first.")] if "cursor" in fields else []
@@ -116,7 +116,7 @@ def command_of(operation: Operation, spec: CommandSpec, extra: ExtraFlag | None 
 
 
 def show(spec: CommandSpec, answer: Any, target: Target) -> None:
-    """Write an answer: as JSON, or as people read it."""
+    """Write an answer, as JSON or for people."""
     if target.json:
         show_json(answer)
     elif spec.shown is not None:
@@ -141,7 +141,7 @@ def show(spec: CommandSpec, answer: Any, target: Target) -> None:
 
 
 def _rows(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield what a table shows of items: of one that holds a list of others, a row for each of them."""
+    """Yield the rows of a table of items: for an item that contains a list of others, one row for each of them."""
     for item in items:
         inner = [part for value in item.values() if isinstance(value, list) for part in value if isinstance(part, dict)]
         yield from ({**item, **part} for part in inner or [{}])
@@ -174,7 +174,7 @@ async def _carry_out(
 
 
 async def _watch(operation: Operation, spec: CommandSpec, target: Target, ask: Fields, is_all: bool) -> int:
-    """Show an answer again and again; on a terminal, in place of the one before."""
+    """Show an answer repeatedly; on a terminal, in place of the previous one."""
     while True:
         if sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")
@@ -218,7 +218,7 @@ def _option(given: Option) -> inspect.Parameter:
 
 
 def _in_any_case(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Return the value that was chosen, in whatever case it is written."""
+    """Return the chosen value, regardless of its case."""
     [token] = tokens
     choices = [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
     chosen = next((choice for choice in choices if str(choice).lower() == token.value.lower()), None)
@@ -233,7 +233,7 @@ def _keyword(name: str, annotation: Any, default: Any = None, is_required: bool 
 
 
 def _ask(fields: dict[str, Option], rest: str | None, given: Fields) -> Fields:
-    """Return what is asked: everything that was given, read as its field says."""
+    """Return the request: everything that was given, converted according to its field."""
     asked: Fields = {}
     for name, value in given.items():
         if value is None or value == ():
@@ -248,13 +248,13 @@ def _ask(fields: dict[str, Option], rest: str | None, given: Fields) -> Fields:
 
 def _given(field: types.Field, names: set[str]) -> Option:
     kind, described = field.type, ""
-    if isinstance(kind, types.UnionType):  # something, or left out
+    if isinstance(kind, types.UnionType):  # a value, or omitted
         kind = next(part for part in kind.types if not isinstance(part, types.NoneType))
     while isinstance(kind, types.Metadata):
         described = described or (kind.extra_json_schema or {}).get("description", "")
         kind = kind.type
     accepted, read = _accepted(kind)
-    one = field.name.removesuffix("s")  # an option that is given several times names one of them
+    one = field.name.removesuffix("s")  # an option that may be repeated is named in the singular
     option = one if accepted == tuple[str, ...] and one not in names else field.name
     return Option(
         field=field.name,
@@ -268,7 +268,7 @@ def _given(field: types.Field, names: set[str]) -> Option:
 
 
 def _accepted(kind: types.Type) -> tuple[Any, Read | None]:
-    """Return what is accepted on the command line for a type, and how it is read."""
+    """Return the type that the command line accepts for a type, and how it is converted."""
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)], None
     if isinstance(kind, types.EnumType):

@@ -101,7 +101,7 @@ async def _check(app: App, settings: Settings, finished: bool, as_json: bool) ->
 
 @contextmanager
 def _progress(total: int) -> Iterator[Progress]:
-    """Show how far it is, on a terminal. What is written to the same terminal meanwhile goes above it."""
+    """Show the progress on a terminal. Other output to the same terminal goes above it."""
     console = Console(stderr=True)
     shared = sys.stdout.isatty()
     with Progress(console=console, transient=True, disable=not console.is_terminal, redirect_stdout=shared) as progress:

@@ -1,4 +1,4 @@
-"""Puts the commands together."""
+"""Assembles the commands."""
 
 import io
 import os
@@ -38,7 +38,7 @@ OWN: dict[str, Callable[..., int]] = {
     "runs.result": run_result,
     "plans.validate": plan_validate,
 }
-"""Operations whose commands do more than ask once."""
+"""Operations with commands that do more than one call."""
 
 STARTS = frozenset({"runs.start", "plans.start"})
 """Operations whose commands can wait for the run that they start."""
@@ -80,7 +80,7 @@ WRITTEN: tuple[tuple[str, str, Callable[..., int | None]], ...] = (
     ("store", "restore", restore),
     ("store", "copy", copy),
 )
-"""Commands of groups that no operation is behind, or more than one."""
+"""Commands in groups that have no single operation behind them."""
 
 
 def all_commands() -> App:
@@ -90,7 +90,7 @@ def all_commands() -> App:
 
 @cache
 def _commands_of(first: str | None) -> App:
-    """Return the commands that begin with this word, or all: to make all of them takes longer than many a command."""
+    """Return the commands that begin with this word, or all. Creating all of them takes longer than many commands."""
     made = App(
         name="holdfast",
         help="Durable workflows for Python.",
@@ -121,7 +121,7 @@ def _group(commands: App, group: str) -> App:
 
 
 def _commands_for(given: Sequence[str]) -> App:
-    """Return the commands among which the one is that these words name; if they name none, all."""
+    """Return the commands that include the one named by these words; if they name none, all."""
     first = given[0] if given else ""
     groups = {spec_of(operation).words.partition(" ")[0] for operation in OPERATIONS.values()}
     is_known = first in ALONE or first in groups or any(first == group for group, _, _ in WRITTEN)
@@ -129,7 +129,7 @@ def _commands_for(given: Sequence[str]) -> App:
 
 
 def with_stdin_last(given: list[str]) -> list[str]:
-    """Return words so that `-`, the standard input, is taken for an argument and not for an option without a name."""
+    """Return arguments such that `-`, the standard input, is parsed as an argument, not as an unnamed option."""
     places = [place for place, word in enumerate(given) if word == "-"]
     if len(places) != 1 or "--" in given:
         return given
@@ -140,7 +140,7 @@ def with_stdin_last(given: list[str]) -> list[str]:
 
 
 def _takes_value(given: list[str], option: str) -> bool:
-    """Return whether the word after an option belongs to it: not after a flag, nor after one that has its value."""
+    """Return whether the word after an option belongs to it: not after a flag, nor if the option has its value."""
     if "=" in option:
         return False
     _, apps, _ = _commands_for(given).parse_commands(given)
@@ -149,17 +149,17 @@ def _takes_value(given: list[str], option: str) -> bool:
 
 
 def _open_what_is_closed() -> None:
-    """Let a process whose standard streams are closed read nothing, and write nowhere: Python leaves them out."""
+    """Replace closed standard streams, which Python omits: reads return nothing, and writes are discarded."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # the lowest number that is free is that of the stream
+        if getattr(sys, name) is None:  # the lowest free descriptor is that of the stream
             nowhere = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, open(nowhere, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - it stays open
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out the command line, and return the exit code."""
+    """Execute the command line, and return the exit code."""
     given = with_stdin_last(list(sys.argv[1:] if arguments is None else arguments))
     _open_what_is_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")  # unprintable characters must not cause a failure
     return run_command(lambda: _commands_for(given)(given), as_json="--json" in given)

@@ -2,7 +2,7 @@
 
 Each tool is an operation of the catalogue with the same schema, sent to a server with the caller's token, or to a
 store. An assistant may do what its token permits, and the audit log records it under the name of that token. Each line
-is one JSON-RPC 2.0 message. May not: offer operations on tokens, or write anything but messages to stdout.
+is one JSON-RPC 2.0 message. This module must not offer operations on tokens, or write anything but messages to stdout.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from holdfast.service.operations import OPERATIONS
 from holdfast.service.registry import Operation
 
 PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""The revisions of the protocol whose messages these are, the newest first."""
+"""The supported revisions of the protocol, the newest first."""
 
 RESOURCES = ("runs", "signals", "tasks", "workflows", "plans", "schedules", "letters", "system")
-"""What tools are about. Tokens, tenants and the audit log are for people."""
+"""The resources that have tools. Tokens, tenants and the audit log are for people."""
 
 LINE_BYTES = 4 * 1024 * 1024
-"""How large a message may be."""
+"""The maximum size of a message."""
 
 READ_BYTES = 64 * 1024
 
 AT_ONCE = 16
-"""How many tools may be at work at the same time."""
+"""The maximum number of concurrent tool calls."""
 
 BATCH = 100
-"""How many messages a batch may have, where the client's revision of the protocol has batches."""
+"""The maximum number of messages in a batch, if the client's revision of the protocol has batches."""
 
 NO_REQUEST = "this is not a JSON-RPC 2.0 request"
 
@@ -48,7 +48,7 @@ logger = logging.getLogger("holdfast.mcp")
 
 
 def tools_of(*, read_only: bool) -> dict[str, Operation]:
-    """Return the operations that are tools, by the names of these."""
+    """Return the operations that are tools, by tool name."""
     shown = (each for each in OPERATIONS.values() if each.resource in RESOURCES)
     return {each.name.replace(".", "_"): each for each in shown if each.verb == "GET" or not read_only}
 
@@ -69,7 +69,7 @@ def describe_tool(name: str, operation: Operation) -> Json:
 
 
 class McpServer:
-    """Answers messages of one client. `send` takes each answer."""
+    """Answers messages of one client. `send` receives each answer."""
 
     def __init__(self, connection: Connection, tools: Mapping[str, Operation], send: Callable[[bytes], None]) -> None:
         self._connection = connection
@@ -80,7 +80,7 @@ class McpServer:
         self._working: set[asyncio.Task[None]] = set()
 
     def take(self, line: bytes) -> None:
-        """Take a message, or a batch. Responses are written as soon as they are ready, in any order."""
+        """Handle a message, or a batch. Responses are written as soon as they are ready, in any order."""
         try:
             message = msgspec.json.decode(line)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -100,12 +100,12 @@ class McpServer:
         self._say(_refused(None, INVALID_REQUEST, f"a message has at most {LINE_BYTES} bytes"))
 
     async def finish(self) -> None:
-        """Wait for the calls under way: the client sends nothing more."""
+        """Wait for the running calls: the client sends nothing more."""
         while self._working:
             await asyncio.wait([*self._working])
 
     def _begin(self, message: Any) -> "asyncio.Task[Json] | Json | None":
-        """Begin to answer a message; return the task that does, or the answer, or None if there is none."""
+        """Start to answer a message; return the task for that, or the answer, or None if there is none."""
         if not isinstance(message, dict):
             return _refused(None, INVALID_REQUEST, NO_REQUEST)
         id, method, params = message.get("id"), message.get("method"), message.get("params") or {}
@@ -130,7 +130,7 @@ class McpServer:
         return task
 
     async def _finish(self, begun: "list[asyncio.Task[Json] | Json | None]", *, is_batch: bool) -> None:
-        """Send what there is to say to a message, or to all of a batch. A request that was cancelled has no answer."""
+        """Send the answers to a message, or to all of a batch. A cancelled request has no answer."""
         tasks = [each for each in begun if isinstance(each, asyncio.Task)]
         if tasks:
             await asyncio.wait(tasks)
@@ -179,7 +179,7 @@ class McpServer:
                 answer = await self._connection(operation.name, arguments)
             except HoldfastError as problem:
                 return _result(id, _content(problem.as_dict(), is_error=True))
-            except Exception:  # without an answer the client would wait for ever
+            except Exception:  # without an answer the client would wait forever
                 logger.exception("tool %s has failed", name)
                 return _refused(
                     id, INTERNAL_ERROR, f"tool {name!r} has failed here; stderr of `holdfast mcp` has the error"
@@ -236,7 +236,7 @@ async def _serve(target: Target, tools: Mapping[str, Operation]) -> None:
     transport: asyncio.ReadTransport | asyncio.Task[None]
     try:
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
-    except ValueError:  # stdin is a file, which is there already
+    except ValueError:  # stdin is a file, which can be read directly
         transport = asyncio.create_task(_feed(reader), name="stdin")
     try:
         async with connect(target) as connection:
@@ -261,7 +261,7 @@ async def _feed(reader: asyncio.StreamReader) -> None:
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes | None]:
-    """Return the lines that come, and None for one that is too long, which is not kept."""
+    """Yield the lines as they arrive, and None for a line that is too long, which is discarded."""
     is_long = False
     while True:
         try:

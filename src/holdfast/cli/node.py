@@ -31,7 +31,7 @@ MOST_PROCESSES = 1_000
 STORE = "HOLDFAST_STORE"
 
 LEFT_BEHIND_S = 2.0
-"""How long a process waits, after its node has stopped, for activities that do not heed their cancellation."""
+"""How long a process waits, after its node has stopped, for activities that ignore their cancellation."""
 
 logger = logging.getLogger("holdfast.node")
 
@@ -87,7 +87,7 @@ def node(
     tuning |= {"activities_at_once": activities_at_once, "cached_runs": cached_runs}
     options = node_options(store, queues=queue, takes_runs=runs, **tuning)
     if processes > 1:
-        split_target(target)  # what is wrong from the start is reported once
+        split_target(target)  # report initial errors only once
         command = [
             *["node", target, "--runs" if runs else "--no-runs", *(["--json"] if as_json else ())],
             *(f"--queue={each}" for each in queue),
@@ -109,7 +109,7 @@ def node(
 def _run_several(command: list[str], store: str, name: str | None, processes: int) -> int:
     if store.startswith("memory:"):
         raise InvalidInput("each process would have a store of its own: --processes needs one that they share")
-    name = name or f"node-{SystemIds().new_id()}"  # known here, so that a node that crashes takes over what it held
+    name = name or f"node-{SystemIds().new_id()}"  # known here, so that a node that crashes takes over what it owned
     if (problem := check_node_name(f"{name}-{processes}")) is not None:
         raise problem
     return asyncio.run(_keep_alive(command, store, name, processes))
@@ -119,7 +119,7 @@ async def _keep_alive(command: list[str], store: str, name: str, processes: int)
     """Run the nodes until this process is asked to end, or one of them ends by itself; return the worst exit code."""
     with lifeline() as life, termination_signal() as asked:
         ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        # The store is in the environment, which only this user can read: its address may hold a password.
+        # The store is in the environment, which only this user can read: its address may contain a password.
         environment = {STORE: store}
 
         async def keep(number: int) -> int:
@@ -144,7 +144,7 @@ async def _keep_alive(command: list[str], store: str, name: str, processes: int)
 
 
 def _refuse_idle(queues: tuple[str, ...], takes_runs: bool) -> None:
-    """Refuse what would leave the node with nothing to do, or waiting at a queue with a misspelt name."""
+    """Refuse options that would leave the node without work, or waiting at a queue with a misspelt name."""
     if not takes_runs and not queues:
         raise InvalidInput("--no-runs leaves nothing to do: name a queue with --queue")
     for name in queues:
@@ -159,7 +159,7 @@ def _refuse_idle(queues: tuple[str, ...], takes_runs: bool) -> None:
 
 
 def _leave() -> None:
-    """End the process. The runs are given back, so nothing is lost; and no thread is in the way of how it ends."""
+    """End the process. The runs are released, so nothing is lost, and no remaining thread delays the end."""
     logger.warning("activities did not stop, and are abandoned")
     sys.stdout.flush()
     logging.shutdown()

@@ -33,11 +33,11 @@ STYLES = {
     "CANCELLED": "yellow",
     "SKIPPED": "yellow",
 }
-"""How words are coloured that say how something stands."""
+"""The styles of words that describe a status."""
 
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 AGES = ((60, 1, "s"), (3_600, 60, "min"), (86_400, 3_600, "h"), (2**62, 86_400, "d"))
-"""As on the page: below how many seconds, in which unit."""
+"""As on the page: the upper limit in seconds, the divisor, and the unit."""
 
 
 def show_json(value: Any) -> None:
@@ -66,7 +66,7 @@ def show_items(items: Sequence[dict[str, Any]], columns: Sequence[str], nothing:
 
 
 def show_fields(answer: dict[str, Any]) -> None:
-    """Write one thing: a line for each of its fields that says something."""
+    """Write one item: a line for each of its fields that is not empty."""
     fields = {
         clean(name.replace("_", " ")): _cell(value) for name, value in answer.items() if value not in (None, [], {}, "")
     }
@@ -80,14 +80,14 @@ def show_fields(answer: dict[str, Any]) -> None:
 
 
 def show_text(text: str) -> None:
-    """Write a text of several lines below an empty one."""
+    """Write a text of several lines after an empty line."""
     print()
     for line in text.splitlines():
         print(clean(line))
 
 
 def show_line(text: str, style: str = "") -> None:
-    """Write a line, at once."""
+    """Write a line, and flush it."""
     if sys.stdout.isatty():
         Console().print(Text(clean(text), style=style), soft_wrap=True)
     else:
@@ -100,17 +100,17 @@ def note(text: str) -> None:
 
 
 def show_traceback(problem: HoldfastError) -> None:
-    """Write the traceback that an error brings along, if it does, below its sentence."""
+    """Write the traceback that an error carries, if it has one, below its message."""
     for line in str(problem.details.get("traceback", "")).splitlines():
         print(clean(line), file=sys.stderr)
 
 
 clean = escaped
-"""Returns a text as one line whose control characters can be seen, and do nothing."""
+"""Returns a text as one line in which control characters are visible and have no effect."""
 
 
 def json_line(value: Any) -> str:
-    """Return a value as one line of JSON, with escapes for what a terminal would obey."""
+    """Return a value as one line of JSON, with escapes for characters that a terminal would interpret."""
     return escaped_json(msgspec.json.encode(value, enc_hook=str).decode())
 
 
@@ -119,13 +119,13 @@ def moment(text: str) -> str:
     then = datetime.fromisoformat(text)
     try:
         here = then.astimezone()
-    except OverflowError:  # the year 9999, which stands for never
+    except OverflowError:  # the year 9999, which means never
         here = then.astimezone(UTC)
     return f"{here:%Y-%m-%d %H:%M:%S} ({distance(text)})"
 
 
 def distance(text: str) -> str:
-    """Return how far from now a point in time is."""
+    """Return the distance of a point in time from now."""
     seconds = SystemClock().now() / 1_000_000 - datetime.fromisoformat(text).timestamp()
     return _age(abs(seconds), seconds >= 0)
 

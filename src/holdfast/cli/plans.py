@@ -62,7 +62,9 @@ def plan_validate(
 
 
 def read_document(file: str) -> str:
-    """Return the text of a file or stdin, whose bytes are hashed. An argument with line breaks is the text itself."""
+    """Return the text of a file or stdin, with its exact bytes for the hash. An argument with line breaks is the text
+    itself.
+    """
     if "\n" in file:
         return file
     try:

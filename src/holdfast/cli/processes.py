@@ -14,7 +14,9 @@ from holdfast.cli.output import note
 from holdfast.termination import LIFE
 
 EXPLAINED = frozenset({OK, FAILED, BAD_INPUT, *CODES.values(), INTERRUPTED, 143})
-"""A process that ends with one of these has reported why. With another code it has crashed, by code of the app."""
+"""A process that exits with one of these codes has reported the reason. Any other code means a crash, caused by the
+app.
+"""
 
 PAUSE_S = 0.5
 CRASHES = 12
@@ -23,7 +25,9 @@ CRASHES_S = 60.0
 
 @contextmanager
 def lifeline() -> Iterator[int]:
-    """Yield the reading end of a pipe that nothing is written to. It ends when this process does, even by SIGKILL."""
+    """Yield the reading end of a pipe that is never written to. It reaches its end when this process ends, even by
+    SIGKILL.
+    """
     reading, writing = os.pipe()
     try:
         yield reading
@@ -35,7 +39,7 @@ def lifeline() -> Iterator[int]:
 async def start_python(
     *arguments: str, life: int, environment: Mapping[str, str], descriptors: tuple[int, ...] = ()
 ) -> asyncio.subprocess.Process:
-    """Start a process that ends with `life`. Ctrl-C does not reach it: it is for this process, which passes it on."""
+    """Start a process that ends with `life`. Ctrl-C does not reach it: this process receives and forwards it."""
     return await asyncio.create_subprocess_exec(
         *[sys.executable, *arguments],
         env={**os.environ, **environment, LIFE: str(life)},
@@ -55,7 +59,7 @@ async def keep_alive(
 ) -> int:
     """Keep a process running until `asked` is done, or until it has ended by itself and has reported the reason.
 
-    A process that crashes, cannot be started, or ends with the code `reload`, is started again. Return its exit code,
+    A process that crashes, cannot be started, or exits with the code `reload`, is restarted. Return its exit code,
     which is never OK if it was not asked to end. A process that was asked to end is killed after `patience_s`; None
     waits for it.
     """
@@ -63,7 +67,7 @@ async def keep_alive(
     while not asked.done():
         try:
             process = await start()
-        except OSError as problem:  # too many processes, or no memory, for the moment
+        except OSError as problem:  # a temporary lack of processes or memory
             note(f"{name} could not be started: {problem}")
             if crashes.is_too_often():
                 return FAILED
@@ -75,7 +79,7 @@ async def keep_alive(
         if not ended.done():
             await _end(process, ended, patience_s)
             code = ended.result()
-            if code >= 0 or code == -signal.SIGTERM:  # it had just begun, and knew no better end
+            if code >= 0 or code == -signal.SIGTERM:  # it had just started, and did not handle the signal yet
                 return max(code, OK)
             note(f"{name} has ended {_by(code)}, while it was stopping")
             return FAILED
@@ -92,7 +96,7 @@ async def keep_alive(
 
 
 class _Crashes:
-    """Counts how often a process has crashed of late: more often than a run that ends it is tried."""
+    """Counts the recent crashes of a process. The limit is higher than the number of tries of a run that crashes it."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -28,7 +28,7 @@ def error_of(error: dict[str, Any] | None) -> str | None:
 
 
 def sentences_of(run: dict[str, Any]) -> Iterator[str]:
-    """Yield what a run does, and what helps, as a sentence each."""
+    """Yield sentences about what a run does, and what helps."""
     again, pause, error = run.get("retrying"), run.get("pause"), run.get("last_error")
     run_id = run["run_id"]
     if again:
@@ -55,7 +55,7 @@ def sentences_of(run: dict[str, Any]) -> Iterator[str]:
 
 
 def now_of(run: dict[str, Any]) -> str:
-    """Return what a run does now, in short."""
+    """Return what a run does now, as a short text."""
     again, pause, error, status = run.get("retrying"), run.get("pause"), run.get("last_error"), run.get("status")
     if status in ("COMPLETED", "CANCELLED"):
         return ""
@@ -99,7 +99,7 @@ def _is_past(text: str) -> bool:
 
 
 def _place(run: dict[str, Any]) -> str:
-    """Return for which place a run waits, and how far it has come."""
+    """Return which place a run waits for, and its position in the queue."""
     place = run.get("place")
     queued = f", queued {moment(run['queued_at'])}" if run.get("queued_at") else ""
     if not place:
@@ -120,7 +120,7 @@ def _taken(place: dict[str, Any]) -> Iterator[str]:
 
 
 def ordinal(number: int) -> str:
-    """Return a number as a place: 1st, 2nd, 11th."""
+    """Return a number as an ordinal: 1st, 2nd, 11th."""
     is_teen = 10 < number % 100 < 14
     return f"{number}{'th' if is_teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 

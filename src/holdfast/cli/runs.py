@@ -17,11 +17,11 @@ SHOWN_CHARS = 1_024
 """How much of an input or a result is shown."""
 
 WAIT_S = 30.0
-"""How long one question waits for a result; then it is asked again."""
+"""How long one request waits for a result. Then the request is repeated."""
 
 STEPS = ("step_id", "status", "kind", "engine_attempt_id", "started_at", "completed_at", "error")
 STYLES = {"plain": "", "good": "green", "warn": "yellow", "bad": "red"}
-"""How an event is shown, by its tone."""
+"""The style of an event, by its tone."""
 
 
 def run_show(run_id: str, /, *, target: Target | None = None) -> int:
@@ -65,7 +65,7 @@ async def _show(run_id: str, target: Target) -> int:
 
 
 async def _input_of(connection: Connection, run_id: str, events: list[dict[str, Any]]) -> Any:
-    """Return the input of a run: that of its start, or of the last one that was debounced."""
+    """Return the initial input of a run: that of its start, or of the last debounced start."""
     if not events or not isinstance(events[0]["data"], dict):
         return None
     given, is_debounced = events[0]["data"].get("input"), events[0]["data"].get("debounce") is not None
@@ -78,7 +78,7 @@ async def _input_of(connection: Connection, run_id: str, events: list[dict[str, 
 
 
 def _values(outcome: dict[str, Any], given: Any) -> Iterator[tuple[str, str]]:
-    """Yield what a run was given, and what it has returned, cut where they are long."""
+    """Yield the arguments and the result of a run, truncated if they are long."""
     if given is not None:
         yield "input", _cut(json_line(given))
     if outcome["is_finished"] and outcome["status"] == "COMPLETED":

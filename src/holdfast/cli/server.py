@@ -1,4 +1,4 @@
-"""`holdfast server`: the API of an app, with or without a node beside it."""
+"""`holdfast server`: the API of an app, with or without a node in the same process."""
 
 import asyncio
 import logging
@@ -117,7 +117,7 @@ def server(
     as_json: bool
         Write the log as lines of JSON, with run and step.
     """
-    from holdfast.service.http.server import serve  # here, so that commands which do not serve do not wait for it
+    from holdfast.service.http.server import serve  # imported here, so that other commands start faster
 
     app = load_app(target)
     set_up_logging(as_json)
@@ -139,7 +139,7 @@ def server(
 
 
 def set_up_logging(as_json: bool = False) -> None:
-    """Log to stderr, with times, as a process does that serves. Uvicorn logs its problems only."""
+    """Log to stderr, with times, as servers do. Uvicorn only logs problems."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if as_json else PlainFormatter())

@@ -53,7 +53,7 @@ def info(*, store: Address = None, as_json: AsJson = False) -> int:
 
 
 async def _info(settings: Settings) -> dict[str, Any]:
-    """Return what is known of a store that is no file."""
+    """Return the facts about a store that is not a file."""
     store = await open_existing(settings)
     try:
         facts, stats = await store.health(Bounds(sample_runs=0)), await store.stats()
@@ -165,7 +165,7 @@ async def _migrate(settings: Settings) -> int:
 
 
 def file_of(settings: Settings, otherwise: str) -> Path:
-    """Return the file of a store. Other stores have tools of their own, which know better."""
+    """Return the file of a store. Other stores have their own tools, which are better suited."""
     path = sqlite_path(settings.store)
     if path is not None:
         return path
@@ -177,7 +177,7 @@ def file_of(settings: Settings, otherwise: str) -> Path:
 
 @contextmanager
 def _progress(what: str) -> Iterator[files.Progress]:
-    """Show how far it is, on a terminal."""
+    """Show the progress on a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)

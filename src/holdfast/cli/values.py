@@ -25,7 +25,7 @@ def has_text_pairs(words: Sequence[str]) -> bool:
 
 
 def parse_value(words: Sequence[str], what: str) -> Any:
-    """Return the value that words stand for: an object from `name=text` and `name:=json`, or one JSON value."""
+    """Return the value of words: an object from `name=text` and `name:=json`, or one JSON value."""
     pairs = [PAIR.fullmatch(word) for word in words]
     if all(pairs):
         return _object([(pair[1], pair[2], pair[3]) for pair in pairs if pair], what)
@@ -41,7 +41,7 @@ def parse_json(text: str, what: str) -> Any:
 
 
 def parse_moment(text: str, what: str) -> str:
-    """Return a point in time as it goes over the wire: `2h` is two hours ago; without a zone it is local."""
+    """Return a point in time in wire format: `2h` is two hours ago; without a zone it is local."""
     ago = AGO.fullmatch(text)
     try:
         if ago is None:

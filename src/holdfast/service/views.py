@@ -36,13 +36,13 @@ from holdfast.store.port import RunHead
 T = TypeVar("T", bound=Struct)
 
 Moment = Annotated[datetime, Meta(tz=True)]
-"""A point in time on the wire: ISO 8601 with a zone."""
+"""A point in time in wire format: ISO 8601 with a time zone."""
 
 _LAST = instants.instant_of(datetime(9999, 12, 31, tzinfo=UTC))
 
 
 def moment(instant: Instant) -> datetime:
-    """Return an instant as it goes over the wire."""
+    """Return an instant in wire format."""
     return instants.datetime_of(min(instant, _LAST))
 
 
@@ -74,7 +74,7 @@ def _moment_or_none(value: Instant | None) -> datetime | None:
 
 
 def _visible(value: Any) -> Any:
-    """Return a value as callers see it: of one that is encrypted and cannot be opened here, only that it is."""
+    """Return a value as callers see it. Of an encrypted value that cannot be opened here, only that fact is shown."""
     if type(value) is Raw:
         return concealed(value)
     if type(value) is StepError:
@@ -105,7 +105,7 @@ class RunStarted(Struct, frozen=True, kw_only=True, omit_defaults=True):
     workflow: str
     workflow_version: str
     is_reused: bool = False
-    """Whether another request for the same run id has started it, and `reuse` is to return it."""
+    """Whether it was started by another request for the same run id, and `reuse` is to return it."""
 
 
 class RetryView(Struct, frozen=True, kw_only=True):
@@ -130,17 +130,17 @@ class PlaceView(Struct, frozen=True, kw_only=True):
     """What a run waits for because of a limit, and its position in the line of its tenant and key."""
 
     step_id: str | None
-    """The first of its calls that wait; None: the run itself waits to be admitted."""
+    """The first of its waiting calls; None if the run itself waits to be admitted."""
     limit: str
     """The limit's name, or the workflow."""
     key: str
     in_line: int
-    """1: it is the next of its line."""
+    """1 means that it is the next in its line."""
     taken: int | None
     """How many places are taken; None for a token of a tenant."""
     taken_of_key: int
     at_once: int | None = None
-    """How many places there are, where the process that answers has the code with the limit."""
+    """How many places there are, if the process that answers has the code with the limit."""
     per_key: int | None = None
     waiting: int = 1
     """How many calls of the run wait."""
@@ -174,17 +174,17 @@ class RunView(Struct, frozen=True, kw_only=True):
     reference_parts: dict[str, str] = {}
     attributes: dict[str, Any] = {}
     waiting_for: str | None = None
-    """The name of what it waits for: of the signal, activity, task or workflow."""
+    """The name of the signal, activity, task or workflow that it waits for."""
     retrying: RetryView | None = None
     pause: PauseView | None = None
     queued_at: datetime | None = None
     """Since when it waits for a place, because of the limits of its workflow."""
     place: PlaceView | None = None
-    """How far it has come, if it, or a call of it, waits for a place."""
+    """Its position in the queue, if it or one of its calls waits for a place."""
     published: dict[str, Any] = {}
-    """What its program has published last, such as how far it has come."""
+    """What its program has published last, such as its progress."""
     done_again_by: str | None = None
-    """Of a failed run that is looked at alone: the run that does it again or continues it, if there is one."""
+    """For a failed run that is requested alone: the run that retries or continues it, if there is one."""
 
 
 def run_view(head: RunHead, place: PlaceView | None = None, *, done_again_by: str | None = None) -> RunView:
@@ -246,16 +246,16 @@ class EventView(Struct, frozen=True, kw_only=True):
     parent_event_id: str | None
     schema_version: int
     is_redacted: bool = False
-    """Whether the contents of a task are left out of `data`, because it does not concern the caller."""
+    """Whether the contents of a task are omitted from `data`, because it does not concern the caller."""
 
     data_bytes: int | None = None
-    """How large `data` is, if it was left out because no answer has room for it."""
+    """The size of `data`, if it was omitted because no response has room for it."""
 
 
 def event_view(event: Event, redacted: Container[str] = (), most_bytes: int | None = None) -> EventView:
-    """Return an event as callers see it; of the tasks of the `redacted` steps without what they hold.
+    """Return an event as callers see it. The contents of tasks are omitted for the `redacted` steps.
 
-    Of one that is larger than `most_bytes` nothing is shown but how large it is.
+    Of an event larger than `most_bytes` only the size is shown.
     """
     by, data = event.engine_run_ref, event.data
     is_redacted = event.step_id in redacted and isinstance(data, TASK_CONTENTS)
@@ -277,7 +277,7 @@ def event_view(event: Event, redacted: Container[str] = (), most_bytes: int | No
 
 
 TASK_CONTENTS = (TaskCreated, TaskCommented, TaskAnswered, TaskCompleted)
-"""The events that hold what a task asks, what was answered, and what was said about it."""
+"""The events that contain what a task asks, what was answered, and the comments on it."""
 
 
 class StepView(Struct, frozen=True, kw_only=True):
@@ -332,31 +332,31 @@ class GraphNodeView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The group that it belongs to."""
 
     depends_on: tuple[str, ...] = ()
-    """What has to end before it begins, among those of the same parent."""
+    """The nodes of the same parent that have to end before it begins."""
 
     branch: str = ""
-    """In a cue, the case in which it runs."""
+    """In a cue, the case in which it is executed."""
 
     detail: str = ""
     started_at: datetime | None = None
     completed_at: datetime | None = None
     attempts: int = 0
-    """How often the step was tried."""
+    """How often the step was attempted."""
 
     counts: dict[NodeStatus, int] = {}
-    """Of a group, how many of the steps in it stand in which way."""
+    """For a group, the number of its steps by status."""
 
     is_expanded: bool = False
-    """Whether the nodes of a group are here."""
+    """Whether the nodes of a group are included."""
 
     is_critical: bool = False
     """Whether it is on the critical path."""
 
     critical_after: str | None = None
-    """Which of those that it depends on is before it on the critical path."""
+    """Which of its dependencies precedes it on the critical path."""
 
     change: Change | None = None
-    """Where two versions are compared, what becomes of it; of a group, whether something in it changes."""
+    """In a comparison of two versions, its change; for a group, whether something in it changes."""
 
 
 class GraphView(Struct, frozen=True, kw_only=True):
@@ -396,7 +396,7 @@ class AcceptedSignal(Struct, frozen=True, kw_only=True):
     accepted_at: datetime
     signal_storage_key: str
     warning: str | UnsetType = UNSET
-    """What the sender should know although it was accepted."""
+    """Information for the sender although the signal was accepted."""
 
 
 def accepted_signal(result: AcceptedSignalResult) -> AcceptedSignal:
@@ -425,7 +425,7 @@ def wait_view(wait: Wait, head: RunHead) -> WaitView:
 
 
 LISTED_BYTES = 16 * 1024
-"""How large payload and form of a task may be to be shown in a list."""
+"""The maximum size of a task's payload and form in a list."""
 
 
 class TaskItem(Struct, frozen=True, kw_only=True):

@@ -291,7 +291,7 @@ class TokenAccess:
             return
         used = replace(token, last_used_at=now)
         if self._known.get(token.token_id) is known:
-            self._known[token.token_id] = replace(known, token=used)  # before the write, so that no other request repeats it
+            self._known[token.token_id] = replace(known, token=used)  # before the write: no other request repeats it
         try:
             await self.store.put_tokens([used])
         except StoreError as problem:

@@ -171,7 +171,7 @@ class EventStreams:
 def stream_bounds(context: "RequestContext") -> dict[str, int]:
     """Return how many streams the caller may have open, and how many the caller's tenant may."""
     principal, options = context.principal, context.service.options
-    most = options.streams if principal.is_open else options.streams_per_token  # open access has one caller for everyone
+    most = options.streams if principal.is_open else options.streams_per_token  # open access has one caller for all
     bounds = {"the service": options.streams, f"token {principal.token_id or principal.name}": most}
     if principal.tenant is not None:
         bounds[f"tenant {principal.tenant}"] = options.streams_per_tenant

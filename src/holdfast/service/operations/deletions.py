@@ -77,7 +77,7 @@ async def delete_run(context: RequestContext, request: DeleteRun) -> DeletedView
     if report.runs == 0:
         problem = f"the parent of run {request.run_id}, or a child of it, has not finished"
         raise Conflict(problem, run_id=request.run_id)
-    if context.runtime.artifacts is not None and not request.dry_run:  # artifacts of a tenant's runs are deleted by the next sweep
+    if context.runtime.artifacts is not None and not request.dry_run:  # for a tenant, the next sweep deletes them
         await context.runtime.artifacts.delete_run(context.runtime.store, request.run_id)
     return _view(report, is_dry_run=request.dry_run)
 

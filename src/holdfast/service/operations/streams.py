@@ -123,7 +123,7 @@ async def follow_run(context: RequestContext, request: FollowRun) -> EventView:
     the service stops: come back.
     """
     head = await head_of(context.store, request.run_id)
-    if request.after > head.version:  # waiting for more would skip events that another history has at these numbers
+    if request.after > head.version:  # otherwise it would skip events of another history
         raise InvalidInput(f"after: the run has {head.version} events, and none of this number", field="after")
     return RunStream(context, context.service.change_feeds.of(context.runtime), head, request.after)  # type: ignore[return-value]
 
