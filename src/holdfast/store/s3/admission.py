@@ -1,11 +1,11 @@
 """Admission in a bucket. `core/admission.py` has the rule.
 
-The queue of a plan is one object. A run gets its place there before its head is created, and is admitted there before
-its head says so. So a process that is killed in between leaves a place without a run, a place of a run that has
-finished, or an admitted run whose head still says that it is queued: never a run too many inside. `admit` mends all
+The queue of a plan is one object. A run gets its place in the queue before its head is created, and is admitted there
+before its head is changed. So a process that is killed in between leaves a place without a run, a place of a finished
+run, or an admitted run whose head still says that it is queued, but never too many admitted runs. `admit` repairs all
 three: it releases admitted runs that are still held back, and frees places if it finds queued runs and can admit none.
-A run that was held, by an approval or for its time, exists before it gets its place: its head says first that it is
-queued, and `admit` gives a place to those that have none.
+A run that was held back by an approval or until its start time exists before it gets its place: its head is first
+marked as queued, and `admit` gives a place to runs that have none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ from holdfast.store.s3.mirror import Mirror
 T = TypeVar("T")
 
 GHOST = 60_000_000
-"""How long a place may be without a run, in microseconds: its creation is under way, or was interrupted."""
+"""How long a place may be without a run, in microseconds: its creation is in progress, or was interrupted."""
 
 
 class QueueDocument(Struct, frozen=True, omit_defaults=True):
@@ -46,7 +46,7 @@ class QueueDocument(Struct, frozen=True, omit_defaults=True):
 
 
 class StoredQueue(AdmissionQueue):
-    """An admission queue of the reference model that comes from a document, and becomes one."""
+    """An admission queue of the reference model that can be read from a document and stored as one."""
 
     def __init__(self, document: QueueDocument) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class StoredQueue(AdmissionQueue):
         self.entered = dict(document.entered)
 
     def document(self, mark: str) -> QueueDocument:
-        """Return the queue as it is stored."""
+        """Return the queue in its stored form."""
         places = {**self._waiting, **self._inside}
         return QueueDocument(
             waiting=self._waiting,
@@ -87,7 +87,7 @@ class StoredQueue(AdmissionQueue):
 
     @property
     def places(self) -> list[str]:
-        """All runs that have a place."""
+        """All runs that have a place in the queue."""
         return [*self._waiting, *self._inside]
 
     def admit_next(self, limit: RunLimit, most: int, now: Instant) -> tuple[list[str], Instant | None]:
@@ -105,7 +105,7 @@ class Admission:
     """The admission queues of all plans."""
 
     async def find_places(self, query: port.PlaceQuery) -> port.Found[port.PlaceInLine]:
-        """Return how far runs have come that are queued. Calls of activities have no limits in a bucket."""
+        """Return the positions of queued runs. In a bucket, calls of activities have no limits."""
         queued = {
             run_id: run.head.plan_id
             for run_id, run in self._mirror.ordered().items()
@@ -139,7 +139,7 @@ class Admission:
         return await self._document(plan_id).change(on_document)
 
     async def enter(self, run: StoredRun, now: Instant) -> list[str] | Overloaded:
-        """Give a new run its place; return which runs are admitted now, or why it is refused. Safe to repeat."""
+        """Give a new run its place; return the runs that are admitted now, or why it is refused. Safe to repeat."""
         head, request = run.head, run.admission
         assert request is not None
 
@@ -155,7 +155,7 @@ class Admission:
         return await self._change(head.plan_id, decide)
 
     async def enter_again(self, run_id: str, now: Instant) -> None:
-        """Give a run whose head says that it is queued its place, if it has none, and release what is admitted."""
+        """Give a run whose head says that it is queued its place, if it has none, and release the admitted runs."""
         held = await self._mirror.fetch(run_id)
         if held is None or held.run.admission is None or held.run.head.queued_at is None:
             return
@@ -164,12 +164,12 @@ class Admission:
             await self.release(admitted, now)
 
     async def release(self, run_ids: Sequence[str], now: Instant) -> None:
-        """Let go of what was held back of runs that are admitted."""
+        """Release what was held back for admitted runs."""
         for run_id in run_ids:
             await self._heads.change(run_id, lambda run: _release(run, None, now))
 
     async def moved(self, run: StoredRun, now: Instant) -> None:
-        """Note that a run has started, or finished."""
+        """Note that a run has started or finished."""
 
         def decide(queue: StoredQueue) -> None:
             queue.record_start(run.head.run_id, now)
@@ -185,7 +185,7 @@ class Admission:
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, node: str | None, now: Instant
     ) -> tuple[list[port.Admitted], Instant | None]:
-        """Admit queued runs of plans, and release those that were admitted and are still held back."""
+        """Admit queued runs of plans, and release admitted runs that are still held back."""
         admitted: list[port.Admitted] = []
         instants: list[Instant] = []
         for plan_id, run_limit in sorted(limits.items()):
@@ -204,7 +204,7 @@ class Admission:
             summary.has_place and summary.plan_id == plan_id and not summary.is_finished
             for summary in self._mirror.summaries.values()
         ):
-            return [], [], None  # who has a place and no run yet is not to be admitted
+            return [], [], None  # a place whose run does not exist yet must not be admitted
         known = StoredQueue(await self._document(plan_id).read())
         for run_id in self._without_place(plan_id, known):
             await self.enter_again(run_id, now)
@@ -236,7 +236,7 @@ class Admission:
                 queue.leave(run_id)
 
     def _without_place(self, plan_id: str, queue: StoredQueue) -> list[str]:
-        """Return the runs of a plan that say they are queued and have no place, oldest first."""
+        """Return the runs of a plan whose heads say that they are queued but that have no place, oldest first."""
         places = set(queue.places)
         lost = [
             summary
@@ -255,7 +255,7 @@ class Admission:
 
 
 def _release(run: StoredRun, node: str | None, now: Instant) -> port.Admitted | None:
-    """Let go of what was held back of a run that is admitted; None if another process has."""
+    """Release what was held back for an admitted run; None if another process has done so."""
     if run.head.queued_at is None:
         return None
     run.admit(now)

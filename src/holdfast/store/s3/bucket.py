@@ -1,17 +1,17 @@
-"""Objects with conditional writes: the little of S3 that the store needs, and what servers make of it.
+"""Objects with conditional writes: the part of S3 that the store needs, and how it deals with the behaviour of servers.
 
-Three things happen to a request that a database would hide, and all are dealt with here:
+Three things can happen to a request that a database would hide, and all are handled here:
 
-* **Throttled or failed** (503 SlowDown, 500, a reset connection): it is sent again after a growing pause.
-* **Timed out**: the outcome is unknown. A write is sent again under the same condition; if the first one had arrived,
-  the second is refused, and the object is looked up. How long to wait follows from how long answers have taken
-  (`AnswerTime`): an answer that is lost holds up a whole batch of runs, and the lease of their node.
-* **Refused** (412, 409, or 404 for a replacement): someone else was faster, or it was this very writer, whose first
-  try arrived though its answer was lost. Every conditional write carries a *mark* that no other writer has; if the
-  object holds it, the write has happened.
+* **Throttled or failed** (503 SlowDown, 500, a reset connection): the request is retried after a growing pause.
+* **Timed out**: the outcome is unknown. A write is retried under the same condition; if the first one had arrived, the
+  second is refused, and the object is looked up. The time-out follows from how long answers have taken (`AnswerTime`):
+  a lost answer holds up a whole batch of runs, and the lease of their node.
+* **Refused** (412, 409, or 404 for a replacement): another writer was faster, or this very writer, whose first try
+  arrived although its answer was lost. Every conditional write carries a *mark* that no other writer has; if the
+  object contains it, the write has happened.
 
-`check_conditions` proves at start-up, under the prefix itself, that the server honours the conditions. A server that
-ignores them would let two owners of a run write two histories.
+`check_conditions` proves at start-up, under the prefix itself, that the server honours the conditions. With a server
+that ignores them, two owners of a run could write two histories.
 """
 
 import asyncio
@@ -52,19 +52,19 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 OPEN_REQUESTS = 32
-"""How many requests a process has open at once."""
+"""How many requests a process has open at the same time."""
 
 REQUEST_S = 6
-"""How long a request may take at most before its outcome is unknown. A lease (10 s) survives a lost answer."""
+"""The maximum time of a request, after which its outcome is unknown. A lease (10 s) survives a lost answer."""
 
 FIRST_REQUEST_S = 1.0
-"""How long a request may take before anything is known of its server."""
+"""The time-out of a request before anything is known about its server."""
 
 LEAST_REQUEST_S = 0.5
-"""How long a request may take at least, however fast the others were."""
+"""The minimum time-out of a request, however fast the others were."""
 
 BYTES_PER_S = 1_000_000
-"""How fast the body of a request is sent, at least."""
+"""The minimum speed at which the body of a request is sent."""
 
 PAGE = 1_000
 """How many objects one listing returns."""
@@ -73,31 +73,31 @@ FIRST_PAUSE_S = 0.05
 MOST_PAUSE_S = 3.0
 
 KEY_BYTES = 1_024
-"""The longest key, its prefix included. So S3 has it."""
+"""The maximum length of a key with its prefix, as in S3."""
 
 PART_BYTES = 255
-"""How long a part of a key may be on every server. Some keep each part as the name of a file."""
+"""The length of a key part that every server accepts. Some use each part as a file name."""
 
 LONG_PART_TRIES = 6
-"""How often a server is asked whether it takes longer parts, before the answer is that it does not."""
+"""How often to try whether a server accepts longer parts, before concluding that it does not."""
 
 PROBES = 3
 """How often each condition is tried at start-up."""
 
 _LOST = (AlreadyExistsError, PreconditionError)
-_MISSING = (FileNotFoundError,)  # which obstore's NotFoundError is
+_MISSING = (FileNotFoundError,)  # the base class of obstore's NotFoundError
 _HOPELESS = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)
 _REFUSING = ("401 Unauthorized", "403 Forbidden", "NoSuchBucket", "501 Not Implemented", "builder error")
 _RACED = ("409 Conflict", "ConditionalRequestConflict")
-"""What a server answers if another conditional write to the same object is under way: neither has been decided."""
+"""A server's answer while another conditional write to the same object is in progress: neither has been decided."""
 
 
 AT_ONCE = 1_000
-"""How many objects are asked for at once, at most: each that waits takes memory."""
+"""How many objects are requested concurrently, at most: each pending one takes memory."""
 
 
 async def for_each(work: Callable[[U], Awaitable[T]], items: Iterable[U]) -> list[T]:
-    """Do the same for many items, many at once, and return the answers in order."""
+    """Do the same for many items, many of them concurrently, and return the answers in order."""
     wanted, answers = list(items), list[T]()
     for first in range(0, len(wanted), AT_ONCE):
         answers += await asyncio.gather(*map(work, wanted[first : first + AT_ONCE]))
@@ -113,7 +113,7 @@ class Stored(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """An object as a listing shows it."""
+    """An object as shown in a listing."""
 
     key: str
     etag: str
@@ -121,17 +121,17 @@ class Listed(NamedTuple):
 
 
 class Unchanged:
-    """The object is still the one that the caller has."""
+    """The object is still the version that the caller has."""
 
 
 UNCHANGED = Unchanged()
 
 
 class AnswerTime:
-    """How long to wait for an answer, by how long the last ones took: their mean, and four times their deviation.
+    """How long to wait for an answer, based on recent answers: their mean plus four times their deviation.
 
-    It is how TCP decides when to send a segment again, the first second included. A server that slows down as a whole
-    is waited for longer.
+    TCP decides in the same way when to retransmit a segment, including the first second. The time-out grows when a
+    server slows down as a whole.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class AnswerTime:
         self._mean_s += (took_s - self._mean_s) / 8
 
     def bound_s(self, tries: int, size: int) -> float:
-        """Return how long to wait for the answer to a request with so large a body that was sent so often before."""
+        """Return how long to wait for the answer to a request with a body of this size, after this many tries."""
         least = max(LEAST_REQUEST_S, self._mean_s + 4 * self._deviation_s) + size / BYTES_PER_S
         return min(float(REQUEST_S), least * 2.0**tries)
 
@@ -155,7 +155,7 @@ class Bucket:
     def __init__(self, objects: Any, *, patience_s: float = 30.0, rng: Rng | None = None) -> None:
         self._objects = objects
         self.patience_s = patience_s
-        """For how long a request is sent again while the server cannot answer."""
+        """For how long a request is retried while the server cannot answer."""
         self._rng = rng or SystemRng()
         self._slots = asyncio.Semaphore(OPEN_REQUESTS)
         self._answer_time = AnswerTime()
@@ -174,7 +174,7 @@ class Bucket:
                 address,
                 "store",
                 client_options={"timeout": timedelta(seconds=REQUEST_S), "allow_http": is_plain},
-                retry_config={"max_retries": 0},  # a retry that hides its first try hides what became of it
+                retry_config={"max_retries": 0},  # a retry that hides its first try hides the outcome of that try
             )
         except (BaseError, ValueError) as problem:
             raise InvalidInput(f"the address of the store cannot be used: {problem}", field="store") from problem
@@ -199,7 +199,7 @@ class Bucket:
             raise problem
 
     async def _long_parts(self) -> bool:
-        """Return whether the server takes keys with long parts: it is tried, once in a process."""
+        """Return whether the server accepts keys with long parts: this is tried once per process."""
         key = f"probe/{'x' * (3 * PART_BYTES)}"
         for _ in range(LONG_PART_TRIES):
             if self._takes_long_parts is not None:
@@ -213,7 +213,7 @@ class Bucket:
                 self._takes_long_parts = True
                 await self.delete([key])
         if self._takes_long_parts is None:
-            await self.put("probe/short", b"")  # or the server is away, and nothing is known
+            await self.put("probe/short", b"")  # fails if the server is away, in which case nothing is known
             self._takes_long_parts = False
         return self._takes_long_parts
 
@@ -226,7 +226,7 @@ class Bucket:
         return found
 
     async def get_newer(self, key: str, etag: str | None) -> Stored | Unchanged | None:
-        """Return an object, unless it is the one that the caller has; None if there is none, or can be none."""
+        """Return an object, unless the caller has that version; None if it does not or cannot exist."""
         if await self.unfit(key) is not None:
             return None
         options: Any = None if etag is None else {"if_none_match": etag}
@@ -247,9 +247,9 @@ class Bucket:
         return await self._patiently("GET", ask)
 
     async def list(self, prefix: str, after: str = "", until: str | None = None) -> list[Listed]:
-        """Return the objects under a prefix, in order; only those whose keys come later than `after`.
+        """Return the objects under a prefix, in order; only those whose keys are greater than `after`.
 
-        With `until` it ends with the page that has come so far; a prefix is of whole parts of keys.
+        With `until` it ends after the page that reaches it. A prefix consists of whole parts of keys.
         """
 
         found: list[Listed] = []
@@ -257,7 +257,7 @@ class Bucket:
 
         async def ask() -> Any:
             nonlocal pages
-            if pages is None:  # asked again, it goes on where it had come to
+            if pages is None:  # a retry continues where the last try stopped
                 offset = max(found).key if found else after
                 pages = aiter(obstore.list(self._objects, prefix, offset=offset or None, chunk_size=PAGE))
             try:
@@ -275,7 +275,7 @@ class Bucket:
     # --- writing
 
     async def put(self, key: str, data: bytes) -> str:
-        """Write an object whatever there was; return its etag."""
+        """Write an object, replacing any existing one; return its etag."""
         await self._check_key(key)
 
         async def ask() -> str:
@@ -284,11 +284,11 @@ class Bucket:
         return await self._patiently("PUT", ask, len(data))
 
     async def create(self, key: str, data: bytes, mark: bytes) -> Stored | None:
-        """Write an object if there is none. None: there is another. `mark` is in `data`, and in no other's."""
+        """Write an object if there is none. None: there is one. `mark` is in `data`, and in that of no other writer."""
         return await self._write(key, data, mark, "create")
 
     async def replace(self, key: str, data: bytes, etag: str, mark: bytes) -> Stored | None:
-        """Write an object if it is still the one with this etag. None: it is not."""
+        """Write an object if it still has this etag. None: it does not."""
         return await self._write(key, data, mark, {"e_tag": etag})
 
     async def _write(self, key: str, data: bytes, mark: bytes, mode: Any) -> Stored | None:
@@ -299,7 +299,7 @@ class Bucket:
                 answer = await obstore.put_async(self._objects, key, data, mode=mode)
             except (*_LOST, *_MISSING) as problem:
                 if any(word in str(problem) for word in ("NoSuchBucket", *_RACED)):
-                    raise  # it is sent again, or reported
+                    raise  # it is retried, or reported
                 return None
             return Stored(data, answer["e_tag"] or "", 0)
 
@@ -311,7 +311,7 @@ class Bucket:
         return written
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are missing are no error."""
+        """Delete objects; missing ones are no error."""
 
         async def ask() -> None:
             try:
@@ -323,13 +323,13 @@ class Bucket:
         if keys:
             await self._patiently("DELETE", ask)
 
-    # --- sending, and sending again
+    # --- sending and retrying
 
     async def _patiently(self, kind: str, ask: Callable[[], Awaitable[T]], size: int = 0, *, slower: int = 0) -> T:
-        """Send a request, again after a pause if the server cannot answer now, until the patience ends.
+        """Send a request, and retry it after a pause while the server cannot answer, until the patience ends.
 
-        An answer may take as long as follows from the last ones, doubled as often as `slower` says. The time in which
-        a request waits for others of this process does not count.
+        The time-out of an answer follows from recent answers, doubled `slower` times. The time in which a request waits
+        for others of this process does not count.
         """
         pause, left_s, tries = FIRST_PAUSE_S, self.patience_s, 0
         while True:
@@ -339,7 +339,7 @@ class Bucket:
                 try:
                     bound_s = min(self._answer_time.bound_s(tries + slower, size), left_s)
                     return await self._answered(ask, bound_s)
-                except (BaseError, OSError) as problem:  # which TimeoutError is
+                except (BaseError, OSError) as problem:  # includes TimeoutError
                     if _is_hopeless(problem):
                         raise unavailable(problem) from problem
                     last = problem
@@ -354,7 +354,7 @@ class Bucket:
             pause = min(2 * pause, MOST_PAUSE_S)
 
     async def _answered(self, ask: Callable[[], Awaitable[T]], bound_s: float) -> T:
-        """Return the answer to a request, if it comes in time."""
+        """Return the answer to a request, if it arrives in time."""
         began = elapsed_us()
         async with asyncio.timeout(bound_s):
             answer = await ask()
@@ -364,7 +364,7 @@ class Bucket:
     # --- the self-test
 
     async def check_conditions(self) -> None:
-        """Prove that the server honours the conditions of writes, or raise with what it did instead."""
+        """Prove that the server honours the conditions of writes, or raise an error with what it did instead."""
         mine = SystemSecrets().new_secret()[:16]
         probes = (self._probe_creation, self._probe_replacement, self._probe_race)
         keys = {f"probe/{mine}-{place}": probes[place % len(probes)] for place in range(PROBES * len(probes))}
@@ -433,7 +433,7 @@ def _is_hopeless(problem: Exception) -> bool:
 
 
 def unavailable(problem: Exception) -> EngineError:
-    """Return the error of a bucket that did not answer as it should. The text of the other side is not repeated."""
+    """Return the error of a bucket that did not answer as expected. The text of the response is not repeated."""
     text = str(problem)
     if isinstance(problem, PermissionDeniedError | UnauthenticatedError) or "401 Un" in text or "403 For" in text:
         words = "it refuses the credentials of this process, or does not permit this to them"

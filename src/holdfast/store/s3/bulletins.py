@@ -1,8 +1,8 @@
 """Bulletins in the bucket: one object for each kind and hour, `bulletins/KIND/HOUR.json`.
 
-An object is read again only if it has changed, and is deleted once all that it holds has expired. A process looks for
-such objects when it puts the first bulletin of an hour. The server's clock is trusted not to be set back by hours: what
-was put later than now, and had expired, would be there again.
+An object is read again only if it has changed, and is deleted when everything in it has expired. A process looks for
+such objects when it puts the first bulletin of an hour. The server's clock is assumed not to be set back by hours:
+bulletins that were put after the new time and had expired would reappear.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class StoredBulletins:
         self._kept: dict[str, tuple[int, tuple[Bulletin, ...]]] = {}
 
     async def put(self, kind: str, bodies: Mapping[str, Raw], keep_ms: int, now: Instant) -> list[bool]:
-        """Put bulletins, each unless there is one under its id from this hour or the last; delete what has expired."""
+        """Put bulletins, except under ids that have one from this hour or the last; delete what has expired."""
         if self._swept_hour != now // HOUR:
             await self._sweep(now)
             self._swept_hour = now // HOUR
@@ -50,11 +50,11 @@ class StoredBulletins:
         return await self._document(kind, now).change(_adding(kind, bodies, now, keep_ms, known))
 
     async def find(self, query: BulletinQuery, now: Instant) -> list[Bulletin]:
-        """Return the bulletins that a query names."""
+        """Return the bulletins that match the query."""
         return _found(await self._all(query.kind), query, now)
 
     async def find_announced(self, query: BulletinQuery, announced: int, now: Instant) -> list[Bulletin]:
-        """Return the bulletins that a query names; read nothing if none was announced since they were read last."""
+        """Return the bulletins that match the query; read nothing if none was announced since the last read."""
         count, kept = self._kept.get(query.kind, (-1, ()))
         if count != announced:
             kept = await self._all(query.kind)
@@ -91,7 +91,7 @@ class StoredBulletins:
 
 
 def _found(bulletins: Sequence[Bulletin], query: BulletinQuery, now: Instant) -> list[Bulletin]:
-    """Return those that a query names. Of two that were put under one id at once, the first."""
+    """Return those that match the query. Of two that were put under one id concurrently, the first."""
     first: dict[str, Bulletin] = {}
     for each in bulletins:
         if each.expires_at > now:
@@ -102,7 +102,7 @@ def _found(bulletins: Sequence[Bulletin], query: BulletinQuery, now: Instant) ->
 def _adding(
     kind: str, bodies: Mapping[str, Raw], now: Instant, keep_ms: int, known: set[str]
 ) -> Callable[[BulletinsDocument, str], tuple[BulletinsDocument, list[bool]]]:
-    """Return what adds bulletins to a document, and says which of them are new."""
+    """Return the function that adds bulletins to a document, and reports which of them are new."""
 
     def decide(document: BulletinsDocument, mark: str) -> tuple[BulletinsDocument, list[bool]]:
         left: Sequence[Bulletin] = [each for each in document.bulletins if each.expires_at > now]

@@ -1,7 +1,7 @@
-"""What a bucket lacks: the event bus.
+"""The event bus, which a bucket does not support.
 
 It has no outbox yet, so a sink is refused before anything would have to reach it. Every verb has a defined answer:
-without sinks there is nothing to settle, to replay or to give up.
+without sinks there is nothing to settle, to replay or to dead-letter.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -59,5 +59,5 @@ class WithoutBus:
 
 
 async def nothing(query: Any) -> port.Found[Any]:
-    """Return what is found of something that the store does not have."""
+    """Return the empty result for something that the store does not have."""
     return port.Found()

@@ -1,8 +1,8 @@
-"""Creating runs: one for each request, whatever crashes when.
+"""Creating runs: one for each request, whichever process crashes when.
 
-A request is an object that holds the whole run as it is to be created, written if there is none. It decides: a process
-that finds a request without its run creates the run that it holds. If the id of that run is another request's, the
-request is *void*, and may be replaced.
+A request is an object that holds the complete run to be created, and is written if there is none. It decides: a process
+that finds a request without its run creates the run that it holds. If the id of that run belongs to another request,
+the request is *void*, and may be replaced.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ from holdfast.store.s3.heads import Heads
 from holdfast.store.s3.mirror import HEADS, Mirror, head_key
 
 Sender = tuple[str, int]
-"""A run, and the number of what it sends."""
+"""A run, and the number of the item that it sends."""
 
 
 class RequestRecord(Struct, frozen=True):
-    """A request: which run it makes, and the run itself, as its head."""
+    """A request: which run it creates, and the run itself, as its head."""
 
     run_id: str
     input_sha256: str
@@ -57,7 +57,7 @@ class Creator:
     async def create(
         self, new: port.NewRun, owner: str | None, now: Instant, order: int, started_by: Sender | None = None
     ) -> port.Created | port.Existing | port.Refused:
-        """Create a run, or return the one that the same request has made, or why there is none."""
+        """Create a run, or return the one that the same request has created, or why there is none."""
         problem = validation.check_new_run(new)
         if problem is not None:
             return port.Refused(problem)
@@ -107,11 +107,11 @@ class Creator:
         return port.Refused(problem)
 
     async def _reuse(self, new: port.NewRun, now: Instant) -> port.Existing | port.Refused | None:
-        """Return the verdict on an id that may be taken; None if the run is to be created, if that is still free."""
+        """Return the verdict on an id that may be taken; None if the run is to be created, provided the id is free."""
         assert new.reuse is not None
         found = await self._bucket.get(f"requests/{new.request_key}")
         if found is not None and await self._existing(new.request_key, found, now) is not None:
-            return None  # the request was made before: which run it has made is found there
+            return None  # the request was made before: it names the run that it has created
         latest = await self._latest(new.reuse.run_id)
         verdict = decisions.reuse_of(new, latest)
         if verdict is not None or latest is None:
@@ -135,12 +135,12 @@ class Creator:
         return None if held is None else held.run.taken
 
     async def _is_overtaken(self, new: port.NewRun) -> bool:
-        """Return whether a run was refused because another one was created with the id that it was to have."""
+        """Return whether a run was refused because another one was created with the id that it was to get."""
         held = await self._mirror.fetch(new.run_id)
         return held is not None and held.run.request_key != new.request_key
 
     async def _too_long(self, new: port.NewRun) -> CallerError | None:
-        """Return why the bucket has no room for the names of a run: before anything of it is stored."""
+        """Return why the names of a run do not fit into keys of the bucket, before anything of it is stored."""
         keys = {"run_id": segment_key(new.run_id, 1, "x" * 24)}
         if new.admission is not None:
             keys["workflow"] = storage_key("admission", new.plan_id)
@@ -151,11 +151,11 @@ class Creator:
         return None
 
     async def is_requested(self, request_key: str) -> bool:
-        """Return whether there is a request with this key; that of a deleted run is not."""
+        """Return whether there is a request with this key; the request of a deleted run is deleted too."""
         return await self._bucket.get(f"requests/{request_key}") is not None
 
     async def _admit_and_write(self, run: StoredRun, owner: str | None, now: Instant) -> CallerError | None:
-        """Write the first head of a run, once it has its place in the admission queue; or return why it is refused."""
+        """Write the first head of a run, after it got its place in the admission queue; or return why it is refused."""
         run_id = run.head.run_id
         if run.admission is None:
             return None if await self._heads.create(run) else decisions.run_id_taken(run_id)
@@ -175,7 +175,7 @@ class Creator:
         return None
 
     async def _request(self, place: str, run: StoredRun, void: Stored | None) -> Stored | None:
-        """Write a request, if there is none, or over a void one."""
+        """Write a request if there is none, or replace a void one."""
         mark = self._secrets.new_secret()[:24]
         record = RequestRecord(run.head.run_id, run.input_sha256, encode_run(run.copy(), mark).decode(), mark)
         data = msgspec.json.encode(record)
@@ -184,7 +184,7 @@ class Creator:
         return await self._bucket.replace(place, data, void.etag, mark.encode())
 
     async def _existing(self, request_key: str, found: Stored, now: Instant) -> StoredRun | None:
-        """Return the run that a request has made; create it if it was not yet. None: the request is void."""
+        """Return the run that a request has created; create it if it does not exist. None: the request is void."""
         record = msgspec.json.decode(found.data, type=RequestRecord)
         if not record.run_id:
             return None
@@ -212,7 +212,7 @@ class Creator:
 
 
 def stopping(new: port.NewRun, stop: SignalRequest) -> port.Turn:
-    """Return what the first head of a run that replaces another one sends to that."""
+    """Return what the first head of a replacing run sends to the run that it replaces."""
     return port.Turn(run_id=new.run_id, expected_version=len(new.events), epoch=0, snapshot=new.snapshot, sends=(stop,))
 
 
@@ -223,7 +223,7 @@ def deliver_first(run: StoredRun, new: port.NewRun, limits: Limits, now: Instant
 
 
 def deliver_to_latest(run: StoredRun, new: port.NewRun, limits: Limits, now: Instant) -> tuple[port.Delivered, ...]:
-    """Deliver the signals of a start to the latest run of its id, as far as that may get them as it is now."""
+    """Deliver the signals of a start to the latest run of its id, as far as its present state allows."""
     return deliver_all(run, decisions.signals_to(new, run.taken), limits, now)
 
 
@@ -235,7 +235,7 @@ def deliver_all(
 
 
 def deliver_one(run: StoredRun, item: SignalRequest | Message, limits: Limits, now: Instant) -> port.Delivered:
-    """Deliver a message or a signal that was checked to a run."""
+    """Deliver a validated message or signal to a run."""
     problem = validation.check_item(item, limits)
     if problem is not None:
         return port.Refused(problem)

@@ -1,7 +1,7 @@
-"""What is not part of a run: tokens, keys, plans, declarations, and entries of the audit log without a run.
+"""Data that is not part of a run: tokens, keys, plans, declarations, and audit entries without a run.
 
-Tokens, and the registered versions of plans, are one object each: a document that is read again if it has changed, and
-replaced under the condition that it has not. The others are objects by their names.
+All tokens are in one object, and so are the registered versions of plans: a document that is read again if it has
+changed, and replaced on condition that it has not. The others are separate objects, by name.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class LocksDocument(Struct, frozen=True):
 
 
 def locks_of(document: LocksDocument) -> HostLocks:
-    """Return the locks that a document holds."""
+    """Return the locks in a document."""
     locks = HostLocks()
     locks._locks = {lock.name: lock for lock in document.locks}
     locks._released = set(document.released)
@@ -63,12 +63,12 @@ def locks_of(document: LocksDocument) -> HostLocks:
 
 
 def locks_document(locks: HostLocks, mark: str) -> LocksDocument:
-    """Return locks as they are stored."""
+    """Return locks in their stored form."""
     return LocksDocument(tuple(locks._locks.values()), tuple(sorted(locks._released)), mark)
 
 
 class Document(Generic[D]):
-    """One object that many processes change."""
+    """One object that is changed by many processes."""
 
     def __init__(self, bucket: Bucket, secrets: Secrets, key: str, empty: D) -> None:
         self._bucket = bucket
@@ -79,7 +79,7 @@ class Document(Generic[D]):
         self._etag: str | None = None
 
     async def read(self) -> D:
-        """Return the document as it is: what this request was answered, whatever others were answered meanwhile."""
+        """Return the document as this request reads it, whatever concurrent requests read."""
         content, etag = self._content, self._etag
         found = await self._bucket.get_newer(self._key, etag)
         if found is None:
@@ -90,11 +90,11 @@ class Document(Generic[D]):
         return content
 
     async def read_listed(self, etag: str) -> D:
-        """Return the document as a listing has shown it, which is not read again if it has not changed since."""
+        """Return the document as shown in a listing; it is not read again if it has not changed since."""
         return self._content if etag == self._etag else await self.read()
 
     async def change(self, decide: Callable[[D, str], tuple[D, T]]) -> T:
-        """Replace the document by what is decided on it, again if it has changed meanwhile.
+        """Replace the document by the result of `decide`, deciding again if it has changed meanwhile.
 
         A decision that returns the document itself changes nothing.
         """
@@ -115,7 +115,7 @@ class Document(Generic[D]):
 
 
 class Objects:
-    """What is kept by its name."""
+    """Objects that are found by name."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -124,9 +124,9 @@ class Objects:
     # --- keys and declarations
 
     async def put_key(self, name: str, key: str) -> str:
-        """Store a key unless there is one; return the one that is stored."""
+        """Store a key unless there is one; return the stored one."""
         place = storage_key("keys", name)
-        stored = await self._bucket.get(place)  # it is there but for the first process
+        stored = await self._bucket.get(place)  # it exists, except for the first process
         if stored is None and await self._bucket.create(place, key.encode(), key.encode()) is None:
             stored = await self._bucket.get(place)
         return key if stored is None else stored.data.decode()
@@ -153,7 +153,7 @@ class Objects:
     # --- the bodies of plans
 
     async def put_body(self, tenant: str, sha256: str, body: bytes, now: Instant) -> None:
-        """Keep a body with the time at which it was given; of a known one only the time changes."""
+        """Store a body with the time at which it was put; if the body is known, only the time changes."""
         key = storage_key(BODIES, tenant, sha256)
         known = await self._bucket.get(key)
         kept = body if known is None else known.data.partition(b"\n")[2]
@@ -165,7 +165,7 @@ class Objects:
         return None if found is None else found.data.partition(b"\n")[2]
 
     async def bodies(self) -> dict[Body, Instant]:
-        """Return all bodies, with the times at which they were given last."""
+        """Return all bodies, with the times at which they were last put."""
         listed = await self._bucket.list(BODIES)
         found = await for_each(self._bucket.get, [each.key for each in listed])
         known: dict[Body, Instant] = {}
@@ -179,16 +179,16 @@ class Objects:
         """Delete bodies."""
         await self._bucket.delete([storage_key(BODIES, *body) for body in bodies])
 
-    # --- the audit log, without what heads hold
+    # --- the audit log, without the entries in heads
 
     async def append_audit(self, entries: Iterable[AuditEntry]) -> None:
-        """Append entries that have their time."""
+        """Append entries that already have their time."""
         await asyncio.gather(
             *(self._bucket.put(_audit_key(entry.at, entry.entry_id), msgspec.json.encode(entry)) for entry in entries)
         )
 
     async def audit(self) -> list[AuditEntry]:
-        """Return all entries. Each is read once: they do not change."""
+        """Return all entries. Each is read once, because entries do not change."""
         keys = [each.key for each in await self._bucket.list(AUDIT)]
         new = [key for key in keys if key not in self._entries]
         found = await for_each(self._bucket.get, new)
@@ -201,13 +201,13 @@ class Objects:
         return list(self._entries.values())
 
     async def delete_audit(self, places: Iterable[tuple[Instant, str]]) -> None:
-        """Delete entries; those that heads hold are not here."""
+        """Delete entries; the entries in heads are not here."""
         known = set(self._entries)
         await self._bucket.delete([key for place in places if (key := _audit_key(*place)) in known])
 
 
 def names_in(key: str) -> list[str]:
-    """Return the parts of which a key was made."""
+    """Return the parts from which a key was made."""
     return ["" if part == "%" else unquote(part) for part in key.split("/")]
 
 

@@ -1,12 +1,12 @@
-"""A run as one object: its head. To replace the head is to commit.
+"""A run as one object: its head. Replacing the head is the commit.
 
-A head holds the whole run as the reference model has it (`memory/run.py` decides what may happen to it), but for the
-older events: those are in *segments*, immutable objects that are written before the head that names them. It also
-holds what a database would have in other tables: what the run sends to other runs until it has arrived there
-(`Outgoing`), how far it has got from each sender (`seen`), and entries of the audit log about it.
+A head holds the whole run as the reference model has it (`memory/run.py` decides what may happen to it), except for
+older events: those are in *segments*, immutable objects that are written before the head that names them. A head also
+holds what a database would have in other tables: what the run sends to other runs, until it is delivered (`Outgoing`),
+how much the run has received from each sender (`seen`), and audit entries about the run.
 
-Marks: each writer adds one to the head, and a head keeps the last ones. Who does not know whether its write arrived
-looks for its mark.
+Marks: each writer adds one to the head, and a head keeps the last ones. A writer that does not know whether its write
+arrived looks for its mark.
 """
 
 from collections.abc import Iterable
@@ -39,27 +39,27 @@ FORMAT = 2
 """The format of heads. A reader refuses a newer one."""
 
 WITHOUT_STREAMS = 1
-"""The format of a head whose run has written no stream: also what did not know streams can go on with it."""
+"""The format of a head whose run has written no stream: code that does not know streams can continue the run."""
 
 MARKS = 32
-"""How many writers' marks a head keeps: so many others may write between a write and the look for it."""
+"""How many writers' marks a head keeps: this many others may write between a write and the search for its mark."""
 
 TAIL_EVENTS = 128
 TAIL_BYTES = 64 * 1024
-"""How many events a head holds, and of what size, before the older ones go into a segment."""
+"""How many events a head holds, and of what size, before the older ones are moved into a segment."""
 
 RECEIVED = 10_000
-"""How many times of acceptance a head keeps, for the limit of signals per minute."""
+"""How many acceptance times a head keeps, for the limit of signals per minute."""
 
 SENDERS = 1_000
-"""Of how many other runs a run remembers what it got from them last."""
+"""For how many other runs a run records what it received from them last."""
 
 KEY_BYTES = 8
-"""How much of an event's idempotency key a head keeps when the event goes into a segment."""
+"""How many bytes of an event's idempotency key a head keeps when the event is moved into a segment."""
 
 
 class EventRecord(Struct, frozen=True, array_like=True, gc=False):
-    """An event as it is stored."""
+    """An event in its stored form."""
 
     run_seq: int
     event_id: str
@@ -79,20 +79,20 @@ class EventRecord(Struct, frozen=True, array_like=True, gc=False):
 
 
 def to_record(event: Event) -> EventRecord:
-    """Return an event as it is stored."""
+    """Return an event in its stored form."""
     values = {name: getattr(event, name) for name in EventRecord.__struct_fields__}
     return EventRecord(**values | {"data": Raw(codec.encode_body(event.data).encode())})
 
 
 def from_record(run_id: str, record: EventRecord) -> Event:
-    """Return an event as it was."""
+    """Return an event from its stored form."""
     values = {name: getattr(record, name) for name in EventRecord.__struct_fields__}
     body = codec.decode_body(record.event_type, record.schema_version, bytes(record.data))
     return Event(run_id=run_id, **values | {"data": body})
 
 
 class Segment(Struct, frozen=True, gc=False):
-    """Older events, in an object of their own: which, and the beginnings of their keys."""
+    """Older events in a separate object: which ones, and the beginnings of their keys."""
 
     first: int
     last: int
@@ -101,7 +101,7 @@ class Segment(Struct, frozen=True, gc=False):
 
 
 class Refusal(Struct, frozen=True):
-    """An error of the caller as it is stored: what makes the first signals of a run unfit."""
+    """A caller's error in its stored form: the reason why the first signals of a run are unfit."""
 
     code: str
     message: str
@@ -109,7 +109,7 @@ class Refusal(Struct, frozen=True):
 
 
 class StartRecord(Struct, frozen=True, kw_only=True):
-    """A run that a turn starts, as it is stored until it is created."""
+    """A run that a turn starts, in its stored form until it is created."""
 
     run_id: str
     tenant: str
@@ -136,7 +136,7 @@ class StartRecord(Struct, frozen=True, kw_only=True):
 
 
 def start_record(new: port.NewRun) -> StartRecord:
-    """Return a run that a turn starts as it is stored."""
+    """Return a run that a turn starts in its stored form."""
     values = {name: getattr(new, name) for name in StartRecord.__struct_fields__}
     unfit = new.unfit
     kept = None if unfit is None else Refusal(unfit.code, unfit.message, codec.encode(unfit.details))
@@ -144,7 +144,7 @@ def start_record(new: port.NewRun) -> StartRecord:
 
 
 def start_of(record: StartRecord) -> port.NewRun:
-    """Return a run that a turn starts as it was."""
+    """Return a run that a turn starts from its stored form."""
     values = {name: getattr(record, name) for name in StartRecord.__struct_fields__}
     events = tuple(from_record(record.run_id, event) for event in record.events)
     return port.NewRun(**values | {"events": events, "unfit": _error_of(record.unfit)})
@@ -160,7 +160,7 @@ def _error_of(kept: Refusal | None) -> CallerError | None:
 
 
 class WorkRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A step's activity as it is stored. `details` is JSON text."""
+    """A step's activity in its stored form. `details` is JSON text."""
 
     job: port.Job | None = None
     visible_at: Instant | None = 0
@@ -179,7 +179,7 @@ def _work_of(record: WorkRecord) -> Work:
 
 
 class Outgoing(Struct, frozen=True, kw_only=True):
-    """What a turn sends to other runs, until all of it has arrived. `number` counts such turns of the run."""
+    """What a turn sends to other runs, until all of it is delivered. `number` counts such turns of the run."""
 
     number: int
     expected_version: int
@@ -195,18 +195,18 @@ class Outgoing(Struct, frozen=True, kw_only=True):
 
     @property
     def new_runs(self) -> dict[int, port.NewRun]:
-        """The runs to be created, by their places in the turn."""
+        """The runs to be created, by their positions in the turn."""
         return {place: start_of(record) for place, record in self.starts}
 
     @property
     def sends(self) -> dict[int, Message | SignalRequest]:
-        """The messages and signals, by their places in the turn."""
+        """The messages and signals, by their positions in the turn."""
         both: list[tuple[int, Message | SignalRequest]] = [*self.messages, *self.signals]
         return dict(sorted(both, key=lambda entry: entry[0]))
 
 
 class HeadRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run as it is stored."""
+    """A run in its stored form."""
 
     format: int
     marks: tuple[str, ...]
@@ -239,19 +239,19 @@ class HeadRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def segment_key(run_id: str, first: int, mark: str) -> str:
-    """Return the key of older events of a run: the longest of those that it has."""
+    """Return the key of older events of a run: the longest of a run's keys."""
     return storage_key("events", run_id, f"{first:012d}-{mark}")
 
 
 class OlderEventsNeeded(Exception):
-    """A decision depends on events that are in segments, and they are not loaded."""
+    """A decision depends on events in segments that are not loaded."""
 
 
 class StoredRun(Run):
-    """A run of the reference model that comes from a head, and becomes one."""
+    """A run of the reference model that can be read from a head and stored as one."""
 
     order: int
-    """Runs are listed in this order: that of their creation."""
+    """The position of the run in listings: they are in order of creation."""
     segments: tuple[Segment, ...]
     older: list[Event] | None
     """The events of the segments, if they are loaded."""
@@ -263,7 +263,7 @@ class StoredRun(Run):
     admission: AdmissionRequest | None
     marks: tuple[str, ...]
     writes: int
-    """How often the head was written."""
+    """How many times the head was written."""
     _streams: StoredStreams
 
     def __init__(self, new: port.NewRun, owner: str | None, now: Instant, order: int) -> None:
@@ -296,14 +296,14 @@ class StoredRun(Run):
 
     @property
     def identity(self) -> str:
-        """What distinguishes this run from all others, those that had its id before too."""
+        """What distinguishes this run from all others, including earlier ones with the same id."""
         return f"{self.order}:{self.head.run_id}"
 
     # --- events in segments
 
     @property
     def first_in_tail(self) -> int:
-        """The number of the first event that the head itself holds."""
+        """The number of the first event in the head itself."""
         return self.segments[-1].last + 1 if self.segments else 1
 
     def _already_there(self, turn: port.Turn) -> port.Committed | None:
@@ -333,9 +333,9 @@ class StoredRun(Run):
         return super()._existing_event(turn)
 
     def with_segment(self, make_key: str) -> tuple[Segment, bytes] | None:
-        """Move the older half of a long tail into a segment: return it, and what its object holds; None if short.
+        """Move the older half of a long tail into a segment: return it and its object's content; None if short.
 
-        What `outgoing` refers to stays.
+        Events to which `outgoing` refers stay.
         """
         size = sum(len(codec.encode_body(event.data)) for event in self.events)
         if len(self.events) <= TAIL_EVENTS and (size <= TAIL_BYTES or len(self.events) < 2):
@@ -358,7 +358,7 @@ class StoredRun(Run):
     # --- what goes to other runs
 
     def keep_outgoing(self, turn: port.Turn, now: Instant) -> None:
-        """Note what a turn sends, in the same commit. What cannot be stored is refused with it."""
+        """Note what a turn sends, in the same commit. Items that cannot be stored are refused with it."""
         if not turn.starts and not turn.sends:
             return
         starts = {place: _kept_start(new) for place, new in enumerate(turn.starts)}
@@ -388,16 +388,16 @@ class StoredRun(Run):
             self.take_back(left_of(turn, started, sent, now), now)
 
     def take_back(self, left: Left, now: Instant) -> None:
-        """Keep what remains of what other runs refused."""
+        """Store the messages and dead letters that result from refusals by other runs."""
         for message in left.messages:
             self.deliver_message(message, now)
         self.letters.update({letter.letter_id: letter for letter in left.letters})
 
     def turn_of(self, entry: Outgoing) -> port.Turn:
-        """Return as much of a turn as deciding on what it sends needs."""
+        """Return the part of a turn that is needed to decide on what it sends."""
         first = entry.expected_version - self.first_in_tail + 1
         new_runs, sends = entry.new_runs, entry.sends
-        refused: Any = None  # it was refused before, and is not looked at again
+        refused: Any = None  # it was refused before, and is not read again
         return port.Turn(
             run_id=self.head.run_id,
             expected_version=entry.expected_version,
@@ -410,7 +410,7 @@ class StoredRun(Run):
         )
 
     def take(self, sender: str, place: int, message: Message, now: Instant) -> port.Delivered:
-        """Accept a message that another run sends, once, however often it is relayed."""
+        """Accept a message from another run, once, however often it is relayed."""
         if place <= self.seen.get(sender, -1):
             return port.Duplicate()
         answer = self.deliver_message(message, now)

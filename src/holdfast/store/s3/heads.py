@@ -1,8 +1,8 @@
 """Changing runs: decide on a copy, replace the head if it has not changed, and decide again if it has.
 
-Every change of a run goes through `Heads.change`. What was decided on a head that others have replaced meanwhile is
-thrown away. What a decision leaves as it was (a refusal, a duplicate) is decided on a head that was read for it, never
-on what this process remembers.
+Every change of a run goes through `Heads.change`. A decision on a head that was replaced meanwhile is discarded. A
+decision that changes nothing (a refusal, a duplicate) is made on a head that was read for it, never on what this
+process has cached.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ from holdfast.store.s3.mirror import UNREADABLE, Held, Mirror, head_key
 T = TypeVar("T")
 
 SEGMENTS_KEPT = 64
-"""How many segments a process remembers. They never change."""
+"""How many segments a process caches. They never change."""
 
 AT_ONCE = 1_000
 """How many runs one announcement names, at most."""
 
 UNKNOWN = "?"
-"""Stands for the etag of a head whose writer does not know what became of its write."""
+"""Replaces the etag of a head whose writer does not know the outcome of its write."""
 
 
 class Heads:
-    """The heads of all runs, and the changes of them that are still to be announced."""
+    """The heads of all runs, and their changes that are not announced yet."""
 
     def __init__(self, bucket: Bucket, mirror: Mirror, secrets: Secrets, now: Callable[[], Awaitable[Instant]]) -> None:
         self._now = now
@@ -54,10 +54,10 @@ class Heads:
     async def change(self, run_id: str, decide: Callable[[StoredRun], T]) -> T | None:
         """Decide on a run, and write what the decision changes. None: there is no such run.
 
-        `decide` changes the run that it is given, and may be called several times.
+        `decide` changes the run that it gets, and may be called several times.
         """
         lock = self._locks.setdefault(run_id, asyncio.Lock())
-        async with lock:  # only to spare requests: the condition of the write is what counts
+        async with lock:  # only to save requests: the condition of the write decides
             held = self._mirror.held(run_id)
             is_fresh = held is None
             if held is None:
@@ -78,7 +78,7 @@ class Heads:
             return None
 
     async def change_readable(self, run_id: str, decide: Callable[[StoredRun], T]) -> T | None:
-        """Decide on a run as `change` does. One whose head cannot be read is left alone, as if there were none."""
+        """Decide on a run as `change` does. A run with an unreadable head is left alone, as if it did not exist."""
         try:
             return await self.change(run_id, decide)
         except UNREADABLE:
@@ -121,9 +121,9 @@ class Heads:
         return True
 
     async def delete(self, run: StoredRun, keys: Iterable[str]) -> None:
-        """Delete a run: what leads to it first, then what belongs to it, then its head."""
+        """Delete a run: first what leads to it, then what belongs to it, then its head."""
         run_id = run.head.run_id
-        segments = await self._bucket.list(storage_key("events", run_id))  # also those that no head names
+        segments = await self._bucket.list(storage_key("events", run_id))  # including those that no head names
         await self._bucket.delete([f"requests/{run.request_key}"])
         await self._bucket.delete([*(each.key for each in segments), *keys])
         await self._bucket.delete([head_key(run_id)])
@@ -133,7 +133,7 @@ class Heads:
     # --- older events
 
     async def events(self, run: StoredRun, after: int, most: int) -> list[Event]:
-        """Return events of a run, those in segments too."""
+        """Return events of a run, including those in segments."""
         found: list[Event] = []
         for segment in run.segments:
             if segment.last > after and len(found) < most:
@@ -167,7 +167,7 @@ class Heads:
             self._grown.append(port.Change(run.head.run_id, run.head.version, has_tasks))
 
     def note_found(self, run_id: str) -> None:
-        """Note that a change of a run, or its deletion, was found that nothing had announced."""
+        """Note that an unannounced change of a run, or its deletion, was found."""
         held = self._mirror.held(run_id)
         if held is not None:
             self.note(held.run, held.run.first_in_tail - 1, held.etag)
@@ -176,15 +176,15 @@ class Heads:
             self._changed[run_id] = "" if summary is None else summary.etag
 
     def note_unannounced(self, run_id: str) -> None:
-        """Note a run to be announced, unless it is known to be as its last announcement has it.
+        """Note a run to be announced, unless it is known to be as in its last announcement.
 
-        For what was asked for before: who changed the run then may have been killed before announcing it.
+        This is for repeated requests: the process that changed the run may have been killed before announcing it.
         """
         if not self._mirror.is_announced(run_id):
             self.note_found(run_id)
 
     def note_node(self, node: str) -> None:
-        """Note that a node's lease was given or ended, to be announced with others."""
+        """Note that a node's lease was granted or ended, to be announced with others."""
         self._nodes[node] = None
 
     def note_bulletin(self, kind: str) -> None:
@@ -193,15 +193,15 @@ class Heads:
 
     @contextmanager
     def _noted(self, run_id: str) -> Iterator[None]:
-        """Have a run read again and announced whose writer does not learn what became of its write."""
+        """Have a run read again and announced if its writer does not learn the outcome of its write."""
         try:
             yield
-        except BaseException:  # cancelled too
+        except BaseException:  # including cancellation
             self._changed.setdefault(run_id, UNKNOWN)
             raise
 
     async def announce(self) -> bool:
-        """Announce what was changed, by whichever call; return whether there was something."""
+        """Announce all changes noted by any call; return whether there were any."""
         async with self._announcing:
             if not self._changed and not self._nodes and not self._bulletins:
                 return False

@@ -1,4 +1,4 @@
-"""Activities in queues. A job is a part of its run's head: to acquire it is to replace the head."""
+"""Activities in queues. A job is part of its run's head: acquiring it replaces the head."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Jobs:
     async def acquire(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, until: Instant, now: Instant
     ) -> list[port.Job]:
-        """Acquire visible jobs for a node, the longest visible first. They are invisible until then."""
+        """Acquire visible jobs for a node, longest visible first. They are invisible until `until`."""
 
         async def take(run_id: str, step_ids: Sequence[str]) -> list[port.Job] | None:
             return await self._heads.change_readable(
@@ -53,7 +53,7 @@ class Jobs:
         )
 
     async def release(self, node: str, taken: Sequence[port.Job], now: Instant) -> int:
-        """Give jobs back that a node has acquired and not begun; return how many."""
+        """Return jobs to the queue that a node has acquired but not started; return their number."""
 
         async def give_back(job: port.Job) -> bool:
             def decide(run: StoredRun) -> bool:
@@ -68,7 +68,7 @@ class Jobs:
         return sum(await asyncio.gather(*map(give_back, taken)))
 
     async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], until: Instant) -> list[bool]:
-        """Keep jobs invisible until then, and note details; return for each whether it is still the node's."""
+        """Keep jobs invisible until `until`, and store details; return for each whether the node still has it."""
         kept: list[bool] = [False] * len(beats)
         by_run: dict[str, list[int]] = {}
         for place, beat in enumerate(beats):

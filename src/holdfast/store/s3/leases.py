@@ -1,7 +1,7 @@
 """Leases of nodes, and who owns which run. `port.py` has the rules.
 
-A node's lease is an object of its own, so that to renew it touches no run. The owner and the epoch of a run are in its
-head: to claim a run is to replace the head.
+A node's lease is a separate object, so that renewing it touches no run. The owner and the epoch of a run are in its
+head: claiming a run replaces the head.
 """
 
 import asyncio
@@ -122,10 +122,10 @@ class Leases:
         await asyncio.gather(*(self._heads.change_readable(run_id, show) for run_id in dict.fromkeys(busy)))
 
     async def _drop_nodes(self, now: Instant) -> None:
-        """Delete what is left of nodes that have no lease and own nothing."""
+        """Delete the objects of nodes that have no lease and own nothing."""
         owners = {self._mirror.summaries[run_id].lease_owner for run_id in self._mirror.active}
         late = [node for node in self._mirror.nodes if not self._mirror.may_be_alive(node, now) and node not in owners]
-        await self._mirror.fetch_nodes(late, now)  # a lease that was renewed is not announced
+        await self._mirror.fetch_nodes(late, now)  # a renewed lease is not announced
         gone = [node for node in late if node in self._mirror.nodes and self._mirror.lease_end(node, now) <= now]
         await self._bucket.delete([node_key(node) for node in gone])
         for node in gone:
@@ -135,7 +135,7 @@ class Leases:
     # --- runs
 
     async def claim(self, node: str, limit: int, plans: Plans, now: Instant) -> list[port.LoadedRun]:
-        """Claim runs that are eligible, the longest eligible first."""
+        """Claim eligible runs, longest eligible first."""
         await self._mirror.check_leases(now, node)
         shares = self._shares(node, now)
         eligible = []
@@ -147,7 +147,7 @@ class Leases:
             delay = shares.delay(run_id, definition_of(run.plan_id, run.plan_version))
             if delay == 0 or run.lease_owner == node:
                 eligible.append((0, since, run.order, run_id))
-            elif since + delay <= now:  # helping others, each node begins elsewhere
+            elif since + delay <= now:  # when helping others, each node begins at another position
                 eligible.append((1, place_for(node, run_id), run.order, run_id))
         eligible.sort()
         claimed: list[port.LoadedRun] = []
@@ -162,7 +162,7 @@ class Leases:
         return claimed
 
     def _note_last_words(self, known: Summary) -> None:
-        """Announce a run that its owner has changed before it was killed, and not announced."""
+        """Announce a run that its owner changed but did not announce before it was killed."""
         found = self._mirror.summaries.get(known.run_id)
         if found is None or found.etag != known.etag:
             self._heads.note_found(known.run_id)
@@ -182,7 +182,7 @@ class Leases:
         return await self._heads.change_readable(run_id, decide)
 
     def _shares(self, node: str, now: Instant) -> Shares:
-        """Return how the nodes share the runs now, as this node sees it."""
+        """Return how the nodes share the runs now, as seen by this node."""
         mirror = self._mirror
         owners = {mirror.summaries[run_id].lease_owner for run_id in mirror.active}  # their leases were checked
         alive = {
@@ -199,7 +199,7 @@ class Leases:
         return since if since is not None and since <= now else None
 
     async def release(self, node: str, run_ids: Sequence[str] | None, now: Instant) -> int:
-        """Release runs of a node, or all of them and its lease; return how many."""
+        """Release runs of a node, or all of them and its lease; return their number."""
 
         def decide(run: StoredRun) -> bool:
             if run.head.lease_owner != node:
@@ -223,7 +223,7 @@ class Leases:
         return sum(map(bool, released))
 
     async def hand_over(self, node: str, run_ids: Sequence[str], to: str, now: Instant) -> list[str]:
-        """Give runs of a node to another one with a current lease; return which."""
+        """Give runs of a node to another one with a current lease; return those that were given."""
         await self._mirror.fetch_node(to, now)
         if self._mirror.lease_end(to, now) <= now:
             return []

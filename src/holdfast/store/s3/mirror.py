@@ -1,20 +1,21 @@
-"""What a process knows of the bucket: all runs and nodes, as they were when it looked last.
+"""A process's view of the bucket: all runs and nodes, as of its last look.
 
-A bucket cannot be searched. Each process has the *summaries* of all runs in memory, and follows their changes: who
-changes runs writes a small object under `changes/` that names them, after the heads, with their summaries. To follow is
-to list the names after the last that was seen, and to read those objects. Heads are read only by who needs them: to
-claim a run, or to answer a list. So lists are at most as old as the last look, and idle runs cost no request.
+A bucket cannot be searched. Each process keeps the *summaries* of all runs in memory, and follows their changes: a
+process that changes runs then writes a small object under `changes/` that names them and has their summaries. To
+follow, a process lists the names after the last one it has seen, and reads those objects. Heads are read only when they
+are needed: to claim a run, or to answer a list. So lists are at most as old as the last look, and idle runs cost no
+request.
 
-Names begin with the store's time at which they were announced, or that of the last name that their writer has seen.
-One that arrives late sorts before others that were seen already, so each listing begins `OVERLAP` earlier, and what
-took long to be announced is announced once more.
+Names begin with the store's time at which they were announced, or with that of the last name that their writer has
+seen. A late name sorts before others that were seen already, so each listing begins `OVERLAP` earlier, and changes that
+took long to be announced are announced once more.
 
 A writer that is killed between the head and the name leaves a change that nothing names. The process that holds the
-lock of the *sweep* lists all heads now and then, announces those of which it has seen no announcement, and writes the
-index, from which processes start. A process that has followed nothing for long compares all heads too.
+lock of the *sweep* lists all heads now and then, announces those for which it has seen no announcement, and writes the
+index, from which processes start. A process that has not followed changes for a long time also compares all heads.
 
-Everything here may be old, and nothing depends on it: a decision counts when its head was replaced under the condition
-that it had not changed.
+Everything here may be outdated, and nothing depends on it: a decision takes effect when its head is replaced on
+condition that it has not changed.
 """
 
 import asyncio
@@ -37,33 +38,33 @@ from holdfast.store.s3.head import StoredRun, decode_run
 from holdfast.store.s3.summary import Summary, decode_index, encode_index, summary_of
 
 OVERLAP = 10_000_000
-"""How much earlier than the last name that was seen a listing begins, in microseconds."""
+"""How much earlier than the last name seen a listing begins, in microseconds."""
 
 KEPT = 900_000_000
 """How long a name stays under `changes/`, in microseconds."""
 
 LOG = 20_000
-"""How many names a process remembers, with the changes that they announced."""
+"""How many names a process keeps, with the changes that they announced."""
 
 INDEX_AFTER = 100
-"""How many heads a process that starts reads before it writes the index, to spare the next one the same."""
+"""How many heads a starting process reads before it writes the index, to spare the next process the same."""
 
 UNREAD = 30_000_000
-"""How long after the end of a lease, as it was read last, its node counts as alive if it owns nothing, in microseconds.
+"""How long after the end of its lease, as last read, a node that owns nothing counts as alive, in microseconds.
 
-Renewals are not announced. A node that stops deletes its lease, and that is."""
+Renewals are not announced. A node that stops deletes its lease, which is announced."""
 
 ENDING = 2_000_000
-"""What is left of a lease that ends without being renewed, in microseconds: processes differ in time by a second."""
+"""When a lease counts as ending without being renewed, in microseconds: processes' times differ by up to a second."""
 
 CHECKED = 15_000_000
-"""How often a run whose owner is gone is read anew for a caller that asks for it by its id, in microseconds."""
+"""How often a run whose owner is gone is read again for a caller that requests it by its id, in microseconds."""
 
 ANNOUNCED_BULLETINS = ("question",)
-"""The kinds of bulletins that others wait for: when one is put it is announced, and no process has to look for it."""
+"""The kinds of bulletins that others wait for: they are announced when put, so that no process has to poll for them."""
 
 UNREADABLE = (StoreCorrupt, StoreTooNew)
-"""What a head raises that this version cannot read."""
+"""The errors of a head that this version cannot read."""
 
 HEADS = "heads"
 NODES = "nodes"
@@ -75,7 +76,7 @@ logger = logging.getLogger("holdfast.store")
 
 
 class Held(NamedTuple):
-    """A run as it was read or written last, and the etag of its head."""
+    """A run as last read or written, and the etag of its head."""
 
     run: StoredRun
     etag: str
@@ -91,7 +92,7 @@ class NodeRecord(Struct, frozen=True):
 
 
 class HeldNode(NamedTuple):
-    """A node as it was read or written last, the etag of its object, and when that was."""
+    """A node as last read or written, the etag of its object, and when that was."""
 
     record: NodeRecord
     etag: str
@@ -99,14 +100,14 @@ class HeldNode(NamedTuple):
 
 
 class Announced(Struct, frozen=True):
-    """What an object under `changes/` says: which runs have changed, whose histories have grown, which nodes."""
+    """The content of an object under `changes/`: which runs have changed, whose histories have grown, which nodes."""
 
     runs: dict[str, str] = {}
     """The etag of each changed head; empty if the run was deleted."""
     grown: tuple[port.Change, ...] = ()
     nodes: tuple[str, ...] = ()
     summaries: tuple[Summary, ...] = ()
-    """Those of the runs; one that is missing is made from the head."""
+    """The summaries of these runs; a missing one is made from the head."""
     bulletins: tuple[str, ...] = ()
     """The kinds of which bulletins were put."""
 
@@ -136,7 +137,7 @@ class Mirror:
         self._checked: dict[str, Instant] = {}
         self._gone: dict[str, int] = {}
         self.unreadable: dict[str, str] = {}
-        """The runs whose heads cannot be read, damaged or written by a newer version, and the etags of those."""
+        """The runs whose heads cannot be read, because damaged or written by a newer version, and their etags."""
         self._indexed: dict[str, str] = {}
         self._last_order = 0
         self._ordered: dict[str, StoredRun] | None = None
@@ -151,7 +152,7 @@ class Mirror:
         self._following = asyncio.Lock()
         self.is_loaded = False
         self.followed_at = 0
-        """When it was known to be up to date, by the store's clock."""
+        """When it was last known to be up to date, by the store's clock."""
 
     # --- what is known
 
@@ -161,7 +162,7 @@ class Mirror:
         return held if held is not None and summary is not None and held.etag == summary.etag else None
 
     def put(self, run: StoredRun, etag: str) -> Held:
-        """Keep a run as it was read or written, unless a later one is known. Return the one that is kept."""
+        """Keep a run as it was read or written, unless a later version is known. Return the one that is kept."""
         run_id = run.head.run_id
         there = self._held.get(run_id)
         if there is not None and (there.run.order, there.run.writes) > (run.order, run.writes):
@@ -195,7 +196,7 @@ class Mirror:
         gone = self.summaries.pop(run_id, None)
         if gone is not None:
             self._gone.pop(run_id, None)
-            self._gone[run_id] = gone.order  # an announcement of before may still come
+            self._gone[run_id] = gone.order  # an earlier announcement may still arrive
             while len(self._gone) > LOG:
                 del self._gone[next(iter(self._gone))]
         self.active.pop(run_id, None)
@@ -205,19 +206,19 @@ class Mirror:
             self._ordered = None
 
     def ordered(self) -> dict[str, StoredRun]:
-        """Return all runs of which this process has the heads, in the order of their creation."""
+        """Return all runs whose heads this process has, in order of creation."""
         if self._ordered is None:
             runs = sorted((held.run for held in self._held.values()), key=lambda run: (run.order, run.head.run_id))
             self._ordered = {run.head.run_id: run for run in runs}
         return self._ordered
 
     async def read_all(self) -> dict[str, StoredRun]:
-        """Read all heads that have changed, and return all runs in the order of their creation."""
+        """Read all heads that have changed, and return all runs in order of creation."""
         await self.read(self.summaries)
         return self.ordered()
 
     async def read(self, run_ids: Iterable[str]) -> dict[str, StoredRun]:
-        """Read those of these heads that have changed, and return the runs in the order of their creation."""
+        """Read those of these heads that have changed, and return the runs in order of creation."""
         wanted = list(run_ids)
         await for_each(self.fetch_readable, [run_id for run_id in wanted if self.held(run_id) is None])
         readable = [run_id for run_id in wanted if run_id not in self.unreadable]
@@ -225,12 +226,12 @@ class Mirror:
         return {run.head.run_id: run for run in sorted(runs, key=lambda run: (run.order, run.head.run_id))}
 
     def is_announced(self, run_id: str) -> bool:
-        """Return whether this process has seen an announcement of a run as it knows it."""
+        """Return whether this process has seen an announcement of a run in the state that it knows."""
         known = self.summaries.get(run_id)
         return known is not None and self._announced_etags.get(run_id) == known.etag
 
     def next_order(self, now: Instant) -> int:
-        """Return a place in the order after all runs that are known."""
+        """Return a position in the order after all known runs."""
         return max(now, self._last_order + 1)
 
     def lease_end(self, node: str, now: Instant) -> Instant:
@@ -241,7 +242,7 @@ class Mirror:
     # --- reading
 
     async def fetch(self, run_id: str) -> Held | None:
-        """Read a run anew, if it has changed."""
+        """Read a run again, if it has changed."""
         there, known = self._held.get(run_id), self.summaries.get(run_id)
         found = await self._bucket.get_newer(head_key(run_id), None if there is None else there.etag)
         if isinstance(found, Unchanged):
@@ -254,14 +255,14 @@ class Mirror:
         return self._read(run_id, found)
 
     async def fetch_readable(self, run_id: str) -> Held | None:
-        """Read a run anew, if it has changed; None also if its head cannot be read."""
+        """Read a run again, if it has changed; also None if its head cannot be read."""
         try:
             return await self.fetch(run_id)
         except UNREADABLE:
             return None
 
     def _read(self, run_id: str, found: Stored) -> Held:
-        """Keep a run as it was read. One that cannot be read is left alone until its head changes."""
+        """Keep a run as it was read. An unreadable one is left alone until its head changes."""
         try:
             run = decode_run(found.data, head_key(run_id))
         except UNREADABLE as problem:
@@ -276,14 +277,14 @@ class Mirror:
         return self.put(run, found.etag)
 
     def _confirmed(self, run_id: str, read: Held) -> Held:
-        """Return a run whose head was found unchanged, or the later one that is known meanwhile."""
+        """Return a run whose head was found unchanged, or a later version that is known by now."""
         there = self._held.get(run_id)
-        if there is None:  # it was forgotten meanwhile
+        if there is None:  # it was dropped meanwhile
             return self.put(read.run, read.etag)
         return there
 
     async def fetch_node(self, node: str, now: Instant) -> HeldNode | None:
-        """Read a node's lease anew, if it has changed."""
+        """Read a node's lease again, if it has changed."""
         there = self.nodes.get(node)
         found = await self._bucket.get_newer(node_key(node), None if there is None else there.etag)
         if isinstance(found, Unchanged):
@@ -298,18 +299,18 @@ class Mirror:
         return held
 
     async def fetch_nodes(self, nodes: Iterable[str], now: Instant) -> None:
-        """Read the leases of nodes anew that have changed."""
+        """Read those of the nodes' leases again that have changed."""
         await asyncio.gather(*(self.fetch_node(node, now) for node in nodes))
 
     async def check_leases(self, now: Instant, own: str) -> None:
-        """Read the leases of owners anew that seem to have ended: their nodes may have renewed them."""
+        """Read the leases of owners again that seem to have ended: their nodes may have renewed them."""
         owners = {owner for run_id in self.active if (owner := self.summaries[run_id].lease_owner) is not None}
         await self.fetch_nodes([each for each in owners if each != own and self.lease_end(each, now) <= now], now)
 
     async def check_abandoned(self, run_ids: Iterable[str], now: Instant) -> None:
-        """Read runs anew whose owner is gone, as far as is known: what it did last it may not have announced.
+        """Read runs again whose owner seems to be gone: it may not have announced its last change.
 
-        Each is read once in `CHECKED`. A caller that waits for a run learns so that it has finished.
+        Each is read once in `CHECKED`. That is how a caller that waits for a run learns that it has finished.
         """
         mine = [summary for run_id in run_ids if (summary := self.summaries.get(run_id)) is not None]
         doubtful = [
@@ -328,12 +329,12 @@ class Mirror:
         await for_each(self.fetch_readable, abandoned)
 
     def may_be_alive(self, node: str, now: Instant) -> bool:
-        """Return whether a node has a lease, or had one when it was read last, not about to end, not long ago."""
+        """Return whether a node has a lease, or recently had one that was not about to end when last read."""
         end, held = self.lease_end(node, now), self.nodes.get(node)
         return end > now or (held is not None and held.at + ENDING < end and now < end + UNREAD)
 
     async def follow(self, now: Instant) -> bool:
-        """Read what others have changed since the last look. Return whether there was something."""
+        """Read what others have changed since the last look. Return whether there was anything."""
         async with self._following:
             if not self.is_loaded:
                 await self._load(now)
@@ -375,7 +376,7 @@ class Mirror:
         return [each.key for each in await self._bucket.list(CHANGES, after) if each.key not in self._seen]
 
     async def _recent_names(self, now: Instant) -> list[str]:
-        """Return the names that a listing from now on would show, and some more: older ones it never shows."""
+        """Return the names that a later listing could show, with some margin: it never shows older ones."""
         after = f"{CHANGES}/{max(0, now - 2 * OVERLAP):020d}"
         return [each.key for each in await self._bucket.list(CHANGES, after)]
 
@@ -386,7 +387,7 @@ class Mirror:
     async def _load(self, now: Instant) -> None:
         """Read the index, and the heads that have changed since it was written.
 
-        The names are listed before the heads, so that whatever changes from now on is named later.
+        The names are listed before the heads, so that everything that changes from now on has a later name.
         """
         names, index = await asyncio.gather(self._recent_names(now), self._bucket.get(INDEX))
         listed = () if index is None else decode_index(index.data)
@@ -402,7 +403,7 @@ class Mirror:
         self.followed_at = now
 
     async def _load_again(self, now: Instant) -> None:
-        """Read what has changed in a while in which nothing was followed. Cursors of before are lost."""
+        """Read what has changed while nothing was followed. Earlier cursors are lost."""
         self._dropped += len(self._log)
         self._log, self._places = [], {}
         self._seen |= dict.fromkeys(await self._recent_names(now))
@@ -413,7 +414,7 @@ class Mirror:
         self.followed_at = now
 
     async def _compare(self, now: Instant) -> int:
-        """List all heads and nodes, and read those that this process does not know so. Return how many heads."""
+        """List all heads and nodes, and read those that this process knows differently. Return the number of heads."""
         heads, nodes = await asyncio.gather(self._bucket.list(HEADS), self._bucket.list(NODES))
         known = {head_key(run_id): summary.etag for run_id, summary in self.summaries.items()}
         known |= {head_key(run_id): etag for run_id, etag in self.unreadable.items()}
@@ -442,7 +443,7 @@ class Mirror:
     async def sweep(self, now: Instant) -> list[str]:
         """List all heads, read those that have changed, and return the runs of which no announcement was seen.
 
-        Old names are deleted, and the index is written, if something has changed since the last one.
+        Old names are deleted, and the index is written if something has changed since the last one.
         """
         before = dict(self.summaries)
         await self._compare(now)
@@ -454,7 +455,7 @@ class Mirror:
         return [*silent, *(run_id for run_id in before if run_id not in self.summaries)]
 
     async def write_index(self) -> None:
-        """Write the summaries of all runs, for processes that start, unless they are written already."""
+        """Write the summaries of all runs, for starting processes, unless they are written already."""
         etags = {run_id: summary.etag for run_id, summary in self.summaries.items()}
         if etags != self._indexed:
             await self._bucket.put(INDEX, encode_index(self.summaries.values()))
@@ -470,7 +471,7 @@ class Mirror:
         bulletins: Iterable[str],
         now: Callable[[], Awaitable[Instant]],
     ) -> None:
-        """Announce to other processes what has changed."""
+        """Announce changes to other processes."""
         summaries = [self.summaries[run_id] for run_id, etag in runs.items() if etag and run_id in self.summaries]
         etags = {**runs, **{summary.run_id: summary.etag for summary in summaries}}
         data = msgspec.json.encode(Announced(etags, tuple(grown), tuple(nodes), tuple(summaries), tuple(bulletins)))
@@ -480,14 +481,14 @@ class Mirror:
             await self._bucket.put(name, data)
             self._remember(name, tuple(grown))
             if await now() - began < OVERLAP // 2:
-                break  # else others may have seen later names before this one was there
+                break  # otherwise others may have seen later names before this one existed
         self._announced_etags |= {run_id: etag for run_id, etag in etags.items() if etag}
 
     def _name(self, now: Instant) -> str:
         self._count += 1
         return f"{CHANGES}/{max(now, self._watermark):020d}-{self._count:09d}-{self._writer}"
 
-    # --- the changes of histories
+    # --- changes of histories
 
     def _remember(self, name: str, grown: tuple[port.Change, ...]) -> None:
         self._seen[name] = None
@@ -502,11 +503,11 @@ class Mirror:
             self._dropped += LOG
 
     def cursor(self) -> str:
-        """Return the cursor of the present."""
+        """Return the current cursor."""
         return self._log[-1][0]
 
     async def since(self, cursor: str, most: int) -> port.Changes:
-        """Return which histories of known runs have grown since a cursor of any process."""
+        """Return the known runs whose histories have grown since a cursor of any process."""
         place = self._places.get(cursor)
         if place is None:
             return await self._since_elsewhere(cursor)
@@ -522,7 +523,7 @@ class Mirror:
         return port.Changes(end, self._merged(changes), has_more=taken < len(log))
 
     async def _since_elsewhere(self, cursor: str) -> port.Changes:
-        """Return the changes since a cursor of another process: all that are named from a while before on."""
+        """Return the changes since a cursor of another process: all whose names begin a while before it."""
         stamp = cursor.removeprefix(f"{CHANGES}/").partition("-")[0]
         is_known = cursor.startswith(f"{CHANGES}/") and len(stamp) == 20 and stamp.isascii() and stamp.isdecimal()
         if not is_known or not self.followed_at - KEPT // 2 <= int(stamp) <= self.followed_at + OVERLAP:

@@ -1,7 +1,7 @@
-"""Wake-ups for a bucket, which notifies no process: while someone listens, look for changes now and then.
+"""Wake-ups for a bucket, which notifies no process: while there are listeners, look for changes periodically.
 
-Within a process, and through NATS if it is configured, notifications arrive at once. What other processes do is found
-by the next look, one listing each. All heads are compared much less often.
+Within a process, and through NATS if it is configured, notifications arrive immediately. Changes by other processes are
+found by the next look, which is one listing. All heads are compared much less often.
 """
 
 import asyncio
@@ -14,29 +14,29 @@ from holdfast.store.wakeups import Ended, Interest, Listener, LocalWakeups, Topi
 
 FIRST_LOOK_S = 1.0
 LOOK_S = 5.0
-"""How often to look for changes: at first, and after some looks in vain. So late is found at most what others do."""
+"""How often to look for changes: at first, and after some looks in vain. This bounds the latency of others' changes."""
 
 NOTIFIED_LOOK_S = 30.0
 """The same where other processes notify this one."""
 
 SWEEP_S = 300.0
 SWEEP_MS = round(1_000 * SWEEP_S)
-"""How often all heads are compared, by the process that has the lock for so long."""
+"""How often all heads are compared, by the process that holds the lock for that time."""
 
 REQUESTS_PER_LOOK = 2
 """A listing of changes, and one of signals that were put into the bucket."""
 
 REQUESTS_PER_SWEEP = 5
-"""The lock is read and written; heads, nodes and changes are listed. That of heads is one more for each thousand."""
+"""The lock is read and written; heads, nodes and changes are listed. Listing heads takes one more for each thousand."""
 
 REQUESTS_FOR_TIME = 240
-"""In an hour: a probe of the server's time is two requests, twice in a minute."""
+"""Per hour: a probe of the server's time is two requests, twice a minute."""
 
 logger = logging.getLogger("holdfast.wakeups")
 
 
 class PollingWakeups:
-    """Notifies its listeners of what other processes have changed, some time later."""
+    """Notifies its listeners of other processes' changes, some time later."""
 
     def __init__(self, look: Callable[[bool], Awaitable[bool]], others: Wakeups | None = None) -> None:
         self._look = look
@@ -60,7 +60,7 @@ class PollingWakeups:
             self._task.cancel()
 
     def requests_per_hour(self, runs: int) -> int:
-        """Return how many requests a process that sweeps sends in an hour if nothing happens."""
+        """Return how many requests per hour a sweeping process sends if nothing happens."""
         looks, sweeps = 3_600 / self.most_s * REQUESTS_PER_LOOK, 3_600 / SWEEP_S * (REQUESTS_PER_SWEEP + runs // 1_000)
         return round(looks + sweeps) + REQUESTS_FOR_TIME
 

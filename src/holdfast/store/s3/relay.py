@@ -1,7 +1,8 @@
 """What a turn sends to other runs: relayed from the head that committed it, each item at most once by its id.
 
-The turn's head holds it until all has arrived. If the process is killed before, another one relays it again: runs that
-were created are recognised by who started them, signals by their ids, messages by how far the receiver has got.
+The turn's head holds the items until all are delivered. If the process is killed before that, another one relays them
+again: created runs are recognised by the run that started them, signals by their ids, messages by how much the receiver
+has got from the sender.
 """
 
 from functools import partial
@@ -16,10 +17,10 @@ from holdfast.store.s3.heads import Heads
 from holdfast.store.s3.mirror import Mirror
 
 ABANDONED = 15_000_000
-"""How long something may be under way, in microseconds, before another process relays it."""
+"""How long a delivery may be in progress, in microseconds, before another process relays it."""
 
 PLACES = 1 << 20
-"""More than the items of one turn."""
+"""More than the number of items in one turn."""
 
 
 class Relay:
@@ -32,10 +33,10 @@ class Relay:
         self._limits = decisions.without_rate(limits)
 
     async def relay(self, run_id: str, now: Instant) -> None:
-        """Relay all that a run has to send.
+        """Relay everything that a run has to send.
 
-        What has arrived is announced before the sender forgets that it has sent it: else, if the process is killed in
-        between, the receivers would be looked at by the next sweep only.
+        Deliveries are announced before the sender drops what it has sent: otherwise, if the process is killed in
+        between, only the next sweep would find the receivers.
         """
         held = self._mirror.held(run_id) or await self._mirror.fetch_readable(run_id)
         if held is None or not held.run.outgoing:
@@ -46,7 +47,7 @@ class Relay:
             await self._heads.change_readable(run_id, partial(_finish, entry=entry, left=left, now=now))
 
     async def relay_abandoned(self, now: Instant) -> None:
-        """Relay what the processes that committed it have not relayed for long."""
+        """Relay what the processes that committed it have not relayed for a long time."""
         abandoned = [
             run_id
             for run_id in self._mirror.active
@@ -94,7 +95,7 @@ class Relay:
 
 
 def _finish(run: StoredRun, entry: Outgoing, left: outgoing.Left, now: Instant) -> None:
-    """Note that all has arrived, and keep what was refused; only who notes it first does."""
+    """Note that everything is delivered, and store the results of refusals; only the first to note it does so."""
     if any(each.number == entry.number for each in run.outgoing):
         run.outgoing = tuple(each for each in run.outgoing if each.number != entry.number)
         run.take_back(left, now)

@@ -1,8 +1,8 @@
-"""Retention in a bucket, and what outlives its run: entries of the audit log, and where runs are archived.
+"""Retention in a bucket, and what outlives its run: entries of the audit log, and archive locations.
 
-What a purge deletes is decided by the reference model on a copy of all runs that are known here. A run is deleted in
-an order that leaves it whole or unreachable: what outlives it is written first, then its request is deleted, then what
-belongs to it, its head last. A purge that was interrupted is completed by the next.
+The reference model decides what a purge deletes, on a copy of all runs that are known here. A run is deleted in an
+order that leaves it complete or unreachable: what outlives it is written first, then its request is deleted, then what
+belongs to it, and its head last. An interrupted purge is completed by the next one.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Place = tuple[Instant, str]
 
 
 class ArchiveDocument(Struct, frozen=True):
-    """Where deleted runs are archived."""
+    """The archive locations of deleted runs."""
 
     runs: tuple[port.ArchivedRun, ...] = ()
     mark: str = ""
@@ -79,7 +79,7 @@ class Retention:
         return log
 
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None, now: Instant) -> port.PurgeReport:
-        """Delete what the policy allows, and return what that was."""
+        """Delete what the policy allows, and return what was deleted."""
         known = await self._mirror.read_all()
         runs = {run_id: run.copy() for run_id, run in known.items() if not run.outgoing}
         held_after = now - policy.sink_hold_ms * 1_000
@@ -132,7 +132,7 @@ class Retention:
         await self.note_archived(new, old)
 
     async def note_archived(self, new: Sequence[port.ArchivedRun], old: Sequence[port.ArchivedRun] = ()) -> None:
-        """Remember where deleted runs are archived, and forget others."""
+        """Store the archive locations of deleted runs, and delete others."""
         if not new and not old:
             return
 
@@ -144,7 +144,7 @@ class Retention:
         await self._archive.change(decide)
 
     async def _forget_entries(self, places: Sequence[Place]) -> None:
-        """Delete entries of the audit log, wherever they are."""
+        """Delete entries of the audit log, wherever they are stored."""
         gone = set(places)
 
         def decide(run: StoredRun) -> None:
@@ -166,7 +166,7 @@ class Retention:
             await self._heads.delete(run, await self._signals.keys_of(run.head.run_id))
 
     async def _write(self, run: StoredRun, now: Instant) -> None:
-        """Do to a head what the purge did to its copy."""
+        """Apply to a head what the purge did to its copy."""
 
         def decide(there: StoredRun) -> None:
             there.tasks = {id_: task for id_, task in there.tasks.items() if id_ in run.tasks}

@@ -1,13 +1,13 @@
 """Schedules in a bucket: one object for all of them, with the runs that a commit has yet to create.
 
-A conditional write is about one object, so a schedule and the runs of its ticks cannot be written together. The runs
-stand in the object of the schedules first, in the write that moves the schedule on, and are created after it. A process
-that reads schedules creates those that another one left behind. A run is created once by its request.
+A conditional write covers one object, so a schedule and the runs of its ticks cannot be written together. The runs are
+first stored in the object of the schedules, in the write that advances the schedule, and are created afterwards. A
+process that reads schedules creates those that another one left behind. Its request ensures that a run is created once.
 
-The request goes when retention deletes the run. So that a process which was frozen before it created a run does not
-create it once more, it first looks whether the run still stands in the object, and retention keeps finished runs of
-ticks for `PurgePolicy.sink_hold_ms`, a week: to be frozen between that look and the write for so long is not enough
-either, because a server takes no request whose signature is older than a quarter of an hour.
+The request is deleted when retention deletes the run. A process that was frozen before it created a run must not create
+it a second time. So it first checks whether the run is still in the object, and retention keeps finished runs of ticks
+for `PurgePolicy.sink_hold_ms`, a week. Being frozen for that long between the check and the write does no harm either,
+because a server accepts no request whose signature is older than a quarter of an hour.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -74,14 +74,14 @@ class StoredSchedules:
         return stored, answers
 
     async def _create_own(self, starts: Sequence[port.NewRun]) -> list[Answer]:
-        """Create the runs of a commit, but for those that another process has created meanwhile."""
+        """Create the runs of a commit, except those that another process has created meanwhile."""
         left = {record.run_id for record in (await self._document.read()).starts}
         own = [new for new in starts if new.run_id in left or validation.check_new_run(new) is not None]
         created = iter(await self._create(own))
         return [next(created) if new in own else await self._started_before(new) for new in starts]
 
     async def _started_before(self, new: port.NewRun) -> Answer:
-        """Return the answer about a run of a commit that is made again: the request of a deleted one is gone too."""
+        """Return the answer about a run of a repeated commit: the request of a deleted run is deleted too."""
         if validation.check_new_run(new) is not None or not await self._is_requested(new.request_key):
             return validation.started_before(new, lambda _: None)
         [answer] = await self._create([new])

@@ -1,10 +1,10 @@
-"""The time of an object store, from the times that it gives to what is written.
+"""The time of an object store, derived from the times that it assigns to written objects.
 
-A server says only when an object was written, in whole seconds. A small object is written and read back: at some
-moment between sending and answer the server's clock stood within the second that it names. (Another process may have
-written it again meanwhile: then that was the moment.) Each such probe gives the least that the server's clock can be
-ahead of this process's counter of elapsed time. The most of the last probes is what counts, so it is never ahead of the
-server, and behind by less the more probes there were. The machine's wall clock is never read.
+A server only reports when an object was written, in whole seconds. A small object is written and read back: at some
+moment between request and answer, the server's clock was within the reported second. (If another process has written
+the object again meanwhile, it was at that moment.) Each such probe gives a lower bound for how far the server's clock
+is ahead of this process's counter of elapsed time. The greatest bound of the last probes is used, so the result is
+never ahead of the server, and lags less the more probes there were. The machine's wall clock is never read.
 """
 
 from collections import deque

@@ -1,12 +1,12 @@
-"""Which node claims a run first: nodes with a lease share the runs, so that they do not all ask for the same one.
+"""Which node claims a run first: nodes with a lease share the runs, so that they do not all try to claim the same one.
 
-All processes know of a timer, or of a lease that ends, at the same instant. Without an order each of them would replace
-the same head, and all but one in vain. So runs fall into shards by their ids, and each shard goes to one of the nodes
-that have the definition and a lease: the one that scores highest for it. A node that comes or goes moves only its own
-shards, no object says which they are, and nothing is asked for it.
+All processes learn of a timer or an ending lease at the same instant. Without an order, each of them would try to
+replace the same head, and all but one would fail. So runs are divided into shards by their ids, and each shard belongs
+to one of the nodes that have the definition and a lease: the one with the highest score for it. A node that joins or
+leaves moves only its own shards; this assignment is stored in no object and costs no request.
 
-It is an order, and no right: a run that its node has not claimed within `GRACE` is claimed by any other, and nodes that
-disagree on who has a lease lose a conditional write at worst.
+It is an order, not a right: a run that its node has not claimed within `GRACE` is claimed by any other node, and nodes
+that disagree on who has a lease at worst fail a conditional write.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def shard_of(run_id: str) -> int:
 
 
 def place_for(node: str, run_id: str) -> int:
-    """Return where a run stands among those of other nodes, for one that helps them: for each node elsewhere."""
+    """Return the position of a run among those of other nodes, for a helping node: different for each node."""
     return crc32(run_id.encode(), crc32(node.encode()))
 
 
@@ -44,7 +44,7 @@ def _score(node: str, shard: int) -> bytes:
 
 
 class Shares:
-    """How the nodes that have a lease share the runs, as one of them sees it."""
+    """How the nodes that have a lease share the runs, as seen by one of them."""
 
     def __init__(self, node: str, alive: Mapping[str, Sequence[Plan] | None], grace: int) -> None:
         self._node = node
@@ -53,7 +53,7 @@ class Shares:
         self._owners: dict[Plan, Sequence[str]] = {}
 
     def delay(self, run_id: str, plan: Plan) -> int:
-        """Return for how long the node leaves a run to another one: not at all if it is the node's own."""
+        """Return for how long the node leaves a run to another node: 0 if it is the node's own."""
         if not self._grace:
             return 0
         owners = self._owners.get(plan)

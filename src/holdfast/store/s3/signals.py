@@ -1,12 +1,12 @@
-"""Signals that were put into the bucket: `workflow/{id}/signals/{name}/{timestamp}_{uuid}.json`, by any S3 client.
+"""Signals that any S3 client puts into the bucket: `workflow/{id}/signals/{name}/{timestamp}_{uuid}.json`.
 
-Such an object, `{"id", "name", "payload", "created_at"}`, is a signal as soon as it is there. A node accepts it into
-its run: it gets its place in the run's order then, and stays in the bucket until the run is deleted. The timestamp is
-the store's time in a fixed width. A signal whose suffix is not above the cursor of its name was written too late: those
-behind it have been consumed already. It is reported, and becomes a dead letter of its run. So does an object that is no
-signal.
+Such an object, `{"id", "name", "payload", "created_at"}`, is a signal as soon as it exists. A node accepts it into its
+run: at that point it gets its position in the run's order, and it stays in the bucket until the run is deleted. The
+timestamp is the store's time in a fixed width. A signal whose suffix is not above the cursor of its name was written
+too late: later ones have been consumed already. It is reported, and becomes a dead letter of its run. So does an object
+that is not a signal.
 
-Signals that are sent through the API are accepted into the head itself, by one conditional write, and have no object.
+Signals that are sent through the API are accepted directly into the head, by one conditional write, and have no object.
 """
 
 import logging
@@ -32,7 +32,7 @@ from holdfast.store.s3.mirror import Mirror
 
 WORKFLOW = "workflow"
 ENVELOPE_BYTES = 4_096
-"""What an object has beside the payload, at most."""
+"""How many bytes an object has besides the payload, at most."""
 
 _SUFFIX = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z_[A-Za-z0-9-]{1,100}")
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("holdfast.signals")
 
 
 class SignalObject(Struct, frozen=True):
-    """What the object of a signal holds."""
+    """The content of a signal's object."""
 
     id: str
     name: str
@@ -49,7 +49,7 @@ class SignalObject(Struct, frozen=True):
 
 
 class SignalObjects:
-    """The signals in the bucket, and which of them this process knows to be accepted."""
+    """The signals in the bucket, and which of them are known to be accepted."""
 
     def __init__(self, bucket: Bucket, mirror: Mirror, heads: Heads, limits: Limits) -> None:
         self._bucket = bucket
@@ -63,9 +63,9 @@ class SignalObjects:
         return [each.key for each in await self._bucket.list(storage_key(WORKFLOW, run_id))]
 
     async def collect(self, now: Instant) -> bool:
-        """Accept all signals that are new in the bucket; return whether there were some.
+        """Accept all new signals in the bucket; return whether there were any.
 
-        Those of runs that are not known wait, and cost nothing.
+        Those of unknown runs wait, and cost nothing.
         """
         listed = {each.key: each.size for each in await self._bucket.list(WORKFLOW)}
         self._done &= listed.keys()
@@ -81,7 +81,7 @@ class SignalObjects:
         return any(taken)
 
     async def _accept(self, run_id: str, keys: list[str], sizes: Mapping[str, int], now: Instant) -> bool:
-        """Accept the signals of a run that it does not have; return whether there were some."""
+        """Accept the signals of a run that it does not have yet; return whether there were any."""
         held = self._mirror.held(run_id)
         new = [key for key in keys if held is None or not _is_known(held.run, key)]
         self._done |= set(keys) - set(new)
@@ -91,7 +91,7 @@ class SignalObjects:
             return [letter for key, data in objects.items() if (letter := self._take(run, key, data, now)) is not None]
 
         letters = await self._heads.change_readable(run_id, decide) if new else None
-        if letters is None:  # there are none, or the run may still be created: its signals are looked at again
+        if letters is None:  # there are none, or the run may still be created: its signals are checked again
             return False
         self._done |= set(objects)
         for letter in letters:
@@ -99,12 +99,12 @@ class SignalObjects:
         return True
 
     async def _read(self, key: str, size: int) -> bytes:
-        """Return an object, or nothing if it is larger than a signal can be, or gone."""
+        """Return the content of an object; empty if it is gone or larger than a signal can be."""
         found = await self._bucket.get(key) if size <= self._limits.signal_payload_bytes + ENVELOPE_BYTES else None
         return b"" if found is None else found.data
 
     def _take(self, run: StoredRun, key: str, data: bytes, now: Instant) -> DeadLetter | None:
-        """Accept a signal into its run, once; return the dead letter if it cannot be."""
+        """Accept a signal into its run, once; return the dead letter if it cannot be accepted."""
         if _is_known(run, key):
             return None
         name, suffix = _names_in(key)
@@ -132,7 +132,7 @@ class SignalObjects:
         return letter
 
     def _problem(self, run: StoredRun, name: str, suffix: str, data: bytes) -> tuple[Reason, str] | None:
-        """Return why an object is no signal that can be accepted now, or None."""
+        """Return why an object is not a signal that can be accepted now, or None."""
         if not _SUFFIX.fullmatch(suffix):
             return "undecodable", "its key does not end in a timestamp of fixed width, _, and an id"
         if not data:
@@ -157,13 +157,13 @@ class SignalObjects:
 
 
 def _run_of(key: str) -> str | None:
-    """Return the run of a signal by its key; None if it is no signal's."""
+    """Return the run of a signal from its key; None if the key is not that of a signal."""
     parts = key.split("/")
     return unquote(parts[1]) if len(parts) == 5 and parts[2] == "signals" and parts[4].endswith(".json") else None
 
 
 def _names_in(key: str) -> tuple[str, str]:
-    """Return the name of a signal, and the suffix, as its key has them."""
+    """Return the name and the suffix of a signal from its key."""
     _, _, _, name, file = key.split("/")
     return unquote(name), file.removesuffix(".json")
 
@@ -173,7 +173,7 @@ def _letter_id(run: StoredRun, key: str) -> str:
 
 
 def _is_known(run: StoredRun, key: str) -> bool:
-    """Return whether a run has accepted a signal, or given it up."""
+    """Return whether a run has accepted or dead-lettered a signal."""
     name, suffix = _names_in(key)
     mine = (name, suffix.rpartition("_")[2])
     if mine in run.acceptances or _letter_id(run, key) in run.letters:

@@ -1,15 +1,15 @@
 """The store in a bucket: every verb of the port on conditional writes of objects.
 
 * `bucket` has the objects and their conditions; `server_time` the time;
-* `head` is a run as one object, and `heads` changes it: to replace the head is to commit;
-* `create`, `relay` and `signals` are what takes more than one object: a request and its run, what a run sends to
-  others, signals that were put into the bucket by any S3 client;
-* `leases` has who owns which run, and `jobs` the activities in queues;
-* `mirror` is what a process knows of all runs, for everything that has to be found;
-* `documents` has what is not part of a run.
+* `head` is a run as one object, and `heads` changes it: replacing the head is the commit;
+* `create`, `relay` and `signals` handle what takes more than one object: a request and its run, what a run sends to
+  others, and signals that any S3 client puts into the bucket;
+* `leases` determines which node owns which run, and `jobs` has the activities in queues;
+* `mirror` is a process's view of all runs, for everything that has to be searched;
+* `documents` has the data that is not part of a run.
 
-What the rules say about a run is decided by the reference model (`memory/run.py`). Atomicity is per run. Runs of a
-batch are changed at the same time, and those of one run in one write.
+The reference model (`memory/run.py`) decides what the rules say about a run. Atomicity is per run. Runs of a batch are
+changed concurrently, and changes of the same run are one write.
 """
 
 import asyncio
@@ -105,14 +105,14 @@ FROM_DOCUMENTS = (
     port.AlertQuery,
     port.BusDeadLetterQuery,
 )
-"""The lists that need no look at what has changed: from an object of their own, or of what a bucket does not have."""
+"""The lists that need no look for changes: they are in a separate object, or of data that a bucket does not have."""
 
 LOOKED_US = 4_000_000
 """A node that has claimed within this time does not look again."""
 
 
 class S3Store(WithoutBus):
-    """A store in a bucket. Make it with `open`. For so long as `grace` a run is left to the node of its shard."""
+    """A store in a bucket. Create it with `open`. For the time `grace`, a run is left to the node of its shard."""
 
     def __init__(
         self,
@@ -208,14 +208,14 @@ class S3Store(WithoutBus):
         busy_ms: int = 30_000,
         wakeups: Wakeups | None = None,
     ) -> "S3Store":
-        """Open the store at `s3://bucket/prefix`, once its server has proved that it honours conditions."""
+        """Open the store at `s3://bucket/prefix`, after its server has proved that it honours conditions."""
         bucket = Bucket.at(address, patience_s=max(1.0, busy_ms / 1_000))
         await bucket.check_conditions()
         return cls(bucket, limits=limits, wakeups=wakeups, grace=GRACE)
 
     @property
     def transfer(self) -> Transfer:
-        """Whole runs, out of the bucket and into it."""
+        """Export and import of complete runs."""
         return S3Transfer(
             self.bucket,
             self._mirror,
@@ -228,7 +228,7 @@ class S3Store(WithoutBus):
         )
 
     async def _settle_all(self, now: Instant) -> None:
-        """Relay all that runs send to each other, and accept all signals that are in the bucket."""
+        """Relay everything that runs send to each other, and accept all signals in the bucket."""
         await self._mirror.follow(now)
         for run_id in list(self._mirror.active):
             await self._relay.relay(run_id, now)
@@ -368,7 +368,7 @@ class S3Store(WithoutBus):
         validation.check_lease(node, lease_ms, plans)
         if not self._mirror.is_loaded or is_start:
             await self._follow(now)
-            now = await self._now()  # with many runs it takes a while, and the lease begins now
+            now = await self._now()  # with many runs this takes a while, and the lease begins now
         until = await self._leases.renew(node, lease_ms, plans, now, is_start=is_start)
         if is_start:
             await self._change_locks(lambda locks: locks.end_lives(node, now))
@@ -468,7 +468,7 @@ class S3Store(WithoutBus):
             as_of = self._mirror.followed_at
         most = min(validation.check_page(query.limit), self._limits.page_items)
         if isinstance(query, port.RunCountQuery) or getattr(query, "order", None) is not None:
-            found = await finder(replace(query, limit=most))  # it has a bound, and a cursor of its own
+            found = await finder(replace(query, limit=most))  # it has its own bound and cursor
             return port.Found(found, found.cursor, self._unreadable(query), as_of)
         found = await finder(query)
         page = queries.page_of(found, query, most)
@@ -496,9 +496,9 @@ class S3Store(WithoutBus):
         return port.Found([] if held is None else held.run.streams.named(query.run_id, query.after))
 
     async def _ends_behind(self, places: Sequence[tuple[str, int]]) -> tuple[list[tuple[str, int]], list[str]]:
-        """Return the places right before the last events of the runs that have finished, where those are behind.
+        """Return the positions just before the last events of the finished runs, if those come after the given ones.
 
-        Return also the runs that are not there: no head is found of one that this process does not know.
+        Also return the runs that do not exist: no head is found for a run that this process does not know.
         """
         known = self._mirror.summaries
         asked = [run_id for run_id, _ in places if run_id not in known or known[run_id].status in TERMINAL]
@@ -602,7 +602,7 @@ class S3Store(WithoutBus):
         return [health.wrong("heads", sentence, advice, unread[:10])]
 
     def idle_requests_per_hour(self) -> int:
-        """Return how many requests a process sends in an hour in which nothing happens, beside those of leases."""
+        """Return how many requests per hour an idle process sends, besides those for leases."""
         polling: Any = self.wakeups
         return int(polling.requests_per_hour(len(self._mirror.summaries)))
 
@@ -847,7 +847,7 @@ class S3Store(WithoutBus):
             await self._objects.append_audit([replace(audit, at=now)])
         return is_deleted
 
-    # --- what several verbs need
+    # --- shared by several verbs
 
     async def _change_each(
         self,
@@ -877,7 +877,7 @@ class S3Store(WithoutBus):
         return answers
 
     async def _unless_deleted(self, run: StoredRun, read: Awaitable[T]) -> T | None:
-        """Return what was read of a run; None if a part of it is gone because the run is deleted just now.
+        """Return what was read of a run; None if a part of it is missing because the run is just being deleted.
 
         The request of a run is deleted first, its head last.
         """
@@ -892,7 +892,7 @@ class S3Store(WithoutBus):
         return found[: min(validation.check_page(limit), self._limits.page_items)]
 
     async def _follow(self, now: Instant, fresh: int = 0) -> bool:
-        """Look for what others have changed, unless a claim, or another call, has done so as recently as this."""
+        """Look for changes by others, unless a claim or another call has done so within this time."""
         is_fresh = self._clock is None and self._mirror.is_loaded and now - self._mirror.followed_at < fresh
         return False if is_fresh else await self._mirror.follow(now)
 
@@ -902,7 +902,7 @@ class S3Store(WithoutBus):
             self.wakeups.notify()
 
     async def _look(self, thoroughly: bool) -> bool:
-        """Look for what others have changed; return whether there was something."""
+        """Look for changes by others; return whether there were any."""
         now = await self._now()
         has_news = await self._follow(now, LOOKED_US)
         has_signals = await self._signals.collect(now)
@@ -921,13 +921,13 @@ def _find_finished(runs: dict[str, Run], query: port.FinishedRunQuery) -> port.F
 
 
 def unreadable_run(run_id: str) -> Conflict:
-    """Return the refusal of what is for a run whose head cannot be read."""
+    """Return the refusal of an item for a run whose head cannot be read."""
     words = "its head is damaged, or of a newer version of Holdfast: repair it, or upgrade"
     return Conflict(f"run {run_id!r} cannot be read: {words}", run_id=run_id)
 
 
 def _narrowed(query: Any) -> Callable[[Summary], bool] | None:
-    """Return which runs a query can find, by their summaries; None: perhaps all."""
+    """Return the runs that a query can find, according to their summaries; None: possibly all."""
     if isinstance(query, port.DeadLetterQuery):
         return lambda summary: summary.letters > 0
     if not isinstance(query, port.RunQuery) or query.look is not None or query.order is not None:
@@ -946,7 +946,7 @@ def _names_of_request(new: Any) -> set[str]:
 
 
 def _waves(names: Sequence[set[str]], alone: Sequence[bool] = ()) -> list[list[int]]:
-    """Cut a batch so that no two items of a part have a name in common, and those that concern other runs are alone."""
+    """Split a batch so that no two items of a part share a name, and items that concern other runs are alone."""
     waves: list[list[int]] = []
     taken: set[str] = set()
     is_closed = True

@@ -1,8 +1,8 @@
 """Streams in a bucket: their last chunks are in the head of their run, earlier ones in *parts*.
 
-To append is to replace the head, so what fences a turn fences a stream, and an append that was stored but not answered
-is recognised. When the head holds many chunks it gives them to a part, an object that never changes and is written
-before the head that names it. Parts are kept beside the segments of the history, and go with them.
+Appending replaces the head, so what fences a turn also fences a stream, and an append that was stored but not answered
+is recognised. A head with many chunks moves them into a part, an object that never changes and is written before the
+head that names it. Parts are stored next to the segments of the history, and are deleted with them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,23 +30,23 @@ from holdfast.store.s3.bucket import Bucket
 from holdfast.store.streams import EMPTY, PAGE_SEGMENTS
 
 HEAD_BYTES = 64 * 1024
-"""How many bytes of streams a head holds before it gives them to a part."""
+"""How many bytes of streams a head holds before it moves them into a part."""
 
 PART_BYTES = 1024 * 1024
-"""How many bytes a part has at most, but for its last segment."""
+"""How many bytes a part has at most, except for its last segment."""
 
 SEGMENT_BYTES = 100
-"""What a segment has beside its chunks, about."""
+"""The approximate size of a segment without its chunks."""
 
 PARTS_KEPT = 16
-"""How many parts a process remembers. They never change."""
+"""How many parts a process caches. They never change."""
 
 FenceOf = Callable[[str], decisions.StreamFence]
 """Returns what an append by a step is checked against."""
 
 
 class SegmentRecord(Struct, frozen=True, array_like=True, gc=False):
-    """A segment as it is stored."""
+    """A segment in its stored form."""
 
     first_seq: int
     count: int
@@ -58,7 +58,7 @@ class SegmentRecord(Struct, frozen=True, array_like=True, gc=False):
 
 
 class WriterRecord(Struct, frozen=True, array_like=True, gc=False):
-    """The last attempt of a step that wrote to a stream, as it is stored."""
+    """The last attempt of a step that wrote to a stream, in its stored form."""
 
     attempt: int
     epoch: int
@@ -67,7 +67,7 @@ class WriterRecord(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Part(Struct, frozen=True, array_like=True, gc=False):
-    """Which chunks of a stream are in an object of their own, and the last part of its key."""
+    """The chunks of a stream that are in a separate object, and the last part of its key."""
 
     first: int
     last: int
@@ -108,7 +108,7 @@ class StoredStreams(Streams):
     # --- as the head holds them
 
     def records(self) -> dict[str, StreamRecord]:
-        """Return the streams as they are stored: also one to which a writer has come that has written nothing yet."""
+        """Return the streams in their stored form, including one whose writer has written nothing yet."""
         writers: dict[str, dict[str, WriterRecord]] = {}
         for (name, step_id), by in self._writers.items():
             record = WriterRecord(by.attempt, by.epoch, by.first_seq, by.count)
@@ -124,7 +124,7 @@ class StoredStreams(Streams):
         }
 
     def add(self, run_id: str, name: str, record: StreamRecord) -> None:
-        """Add a stream as it was stored."""
+        """Add a stream from its stored form."""
         if record.head != EMPTY:
             self._heads[name] = record.head
         for step_id, by in record.writers.items():
@@ -145,7 +145,7 @@ class StoredStreams(Streams):
     # --- parts
 
     def cut(self, run_id: str, mark: str) -> Iterator[tuple[str, bytes]]:
-        """Move all chunks into parts if there are many: yield the key of each, and what its object holds."""
+        """Move all chunks into parts if there are many: yield the key and the content of each."""
         sizes = [len(each.body) + SEGMENT_BYTES for segments in self._segments.values() for each in segments]
         if sum(sizes) <= HEAD_BYTES:
             return
@@ -178,7 +178,7 @@ class StoredStreams(Streams):
         return [segment for segment in self._segments.get(name, ()) if _last(segment) > after]
 
     def head_of(self, name: str) -> StreamHead:
-        """Return how far a stream goes."""
+        """Return how far a stream has grown."""
         return self._heads.get(name, EMPTY)
 
     def whole(self, name: str, segments: Sequence[StreamSegment]) -> WholeStream:
@@ -200,7 +200,7 @@ class StreamParts:
         self._known: dict[str, dict[str, list[StreamSegment]]] = {}
 
     async def page(self, run_id: str, streams: StoredStreams, asked: StreamRead, is_finished: bool) -> StreamPage:
-        """Return a part of a stream, as this head has it."""
+        """Return a part of a stream, as of this head."""
         segments: list[StreamSegment] = []
         for part in streams.parts_after(asked.name, asked.after):
             if len(segments) >= PAGE_SEGMENTS or sum(len(each.body) for each in segments) >= asked.most_bytes:
@@ -240,7 +240,7 @@ class StreamParts:
 def append_all(
     streams: StoredStreams, items: Sequence[StreamAppend], fence_of: FenceOf, limits: Limits, now: Instant
 ) -> list[Appended | port.Refused]:
-    """Append what attempts of activities of one run write, each for itself."""
+    """Append what attempts of activities of one run write, each separately."""
 
     def append(given: StreamAppend) -> Appended | port.Refused:
         refusal = decisions.fenced(given, fence_of(given.step_id))

@@ -1,10 +1,11 @@
-"""What a process has to know of a run that is not its own: enough to find work, and to count, without its head.
+"""What a process needs to know about a run that it does not own: enough to find work and to count, without its head.
 
-A process that writes a head announces its summary with it, so that others read no head of a run they have nothing to do
-with. A summary may be old, as everything that is known of a bucket: a decision counts when the head was replaced.
+A process that writes a head announces its summary along with it, so that others need not read the heads of runs that do
+not concern them. A summary may be outdated, like everything known about a bucket: a decision takes effect when the head
+is replaced.
 
-The summaries of all runs are kept in one object as well, the *index*, for processes that start: each entry holds for
-the head with its etag, and for no other.
+The summaries of all runs are also kept in one object, the *index*, for starting processes: each entry is valid only for
+the head with its etag.
 """
 
 import zlib
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from holdfast.store.s3.head import StoredRun
 
 FORMAT = 1
-"""The format of the index. One that a process does not know is not used."""
+"""The format of the index. A process ignores an index with a format that it does not know."""
 
 
 class WorkSummary(Struct, frozen=True, array_like=True, gc=False):
-    """An activity of a run: its job, if it is in a queue, and who has acquired it."""
+    """An activity of a run: its job, if it is in a queue, and the node that has acquired it."""
 
     step_id: str
     queue: str | None
@@ -39,7 +40,7 @@ class WorkSummary(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Summary(Struct, frozen=True, array_like=True, gc=False):
-    """A run, as one write of its head left it. Later fields have defaults: older processes do not know them."""
+    """A run as one write of its head left it. Later fields have defaults, because older processes do not write them."""
 
     run_id: str
     etag: str
@@ -54,7 +55,7 @@ class Summary(Struct, frozen=True, array_like=True, gc=False):
     """Since when the run has something to send to other runs."""
     is_queued: bool
     has_place: bool
-    """Whether the run came through an admission queue."""
+    """Whether the run has an admission request."""
     messages: int
     signals: int
     open_tasks: int
@@ -62,16 +63,16 @@ class Summary(Struct, frozen=True, array_like=True, gc=False):
     open_letters: int
     work: tuple[WorkSummary, ...]
     needs: int = 0
-    """The level of the format that a node must understand to go on with the run."""
+    """The format level that a node must support to continue the run."""
 
     @property
     def head(self) -> "Summary":
-        """What it has in common with a run's head."""
+        """The facts that it shares with a run's head."""
         return self
 
     @property
     def age(self) -> tuple[int, int]:
-        """Which write it is of: greater for a later one, and for a later run of the same id."""
+        """The write it belongs to: greater for a later write, and for a later run with the same id."""
         return self.order, self.writes
 
     @property
@@ -137,7 +138,7 @@ def encode_index(summaries: Iterable[Summary]) -> bytes:
 
 
 def decode_index(data: bytes) -> tuple[Summary, ...]:
-    """Return the summaries that an index holds; none if it cannot be read: then the heads are."""
+    """Return the summaries in an index; none if it cannot be read: then the heads are read."""
     try:
         index = msgspec.json.decode(zlib.decompress(data), type=_Index)
     except (zlib.error, msgspec.MsgspecError, UnicodeError):

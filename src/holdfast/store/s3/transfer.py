@@ -1,7 +1,7 @@
-"""Exports and imports of whole runs of a bucket.
+"""Export and import of complete runs of a bucket.
 
-A run is imported as it is created: first its request, which names it, then the segments with its older events, its head
-last. An import that was interrupted is repeated.
+A run is imported in the order in which one is created: first its request, which names it, then segments with its older
+events, its head last. An interrupted import is repeated.
 """
 
 import asyncio
@@ -52,11 +52,11 @@ class S3Transfer:
         self._settle = settle
 
     async def settle(self) -> None:
-        """Relay what runs send to each other, and accept the signals that are in the bucket."""
+        """Relay what runs send to each other, and accept the signals in the bucket."""
         await self._settle(await self._now())
 
     async def read_runs(self, run_ids: Sequence[str]) -> list[WholeRun | None]:
-        """Return runs as a whole."""
+        """Return complete runs."""
         await self._mirror.follow(await self._now())
         held = await asyncio.gather(*map(self._mirror.fetch, run_ids))
         return list(await asyncio.gather(*map(self._whole, held)))
@@ -86,7 +86,7 @@ class S3Transfer:
         )
 
     async def write_runs(self, runs: Sequence[WholeRun]) -> None:
-        """Write runs as they were."""
+        """Write runs unchanged."""
         now = await self._now()
         await self._mirror.follow(now)
         first = self._mirror.next_order(now)
@@ -109,11 +109,11 @@ class S3Transfer:
         await self._heads.create(run)
 
     async def write_audit(self, entries: Sequence[AuditEntry]) -> None:
-        """Write entries of the audit log with their times: an entry that is there is written again."""
+        """Write entries of the audit log with their original times: an existing entry is written again."""
         await self._objects.append_audit(entries)
 
     async def write_archived(self, runs: Sequence[port.ArchivedRun]) -> None:
-        """Write where deleted runs are archived."""
+        """Write archive locations of deleted runs."""
         await self._retention.note_archived(runs)
 
 
