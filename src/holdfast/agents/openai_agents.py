@@ -92,9 +92,7 @@ class DurableAgent(Generic[Context]):
         self._durable = self._copies()[agent.name]
 
     async def run(self, prompt: Any, *, context: Any = None, **options: Any) -> RunResult:
-        """Run the agent in a workflow; `options` are those of `Runner.run`. Outside a workflow it runs without being
-        durable.
-        """
+        """Run the agent in a workflow; `options` are those of `Runner.run`. Elsewhere it runs without being durable."""
         config = replace(options.pop("run_config", None) or RunConfig(), tracing_disabled=True)
         if config.model is not None:
             raise InvalidInput("the models of a durable agent are those of its agents", field="model")

@@ -79,9 +79,7 @@ class DurableAgent(Generic[Deps, Output]):
         self._capability: _Durability[Deps] = _Durability(self, approvals)
 
     async def run(self, prompt: Any = None, *, deps: Any = None, **options: Any) -> AgentRunResult[Output]:
-        """Run the agent in a workflow; `options` are those of `Agent.run`. Outside a workflow it runs without being
-        durable.
-        """
+        """Run the agent in a workflow; `options` are those of `Agent.run`. Elsewhere it runs without being durable."""
         if options.get("model") is not None:
             raise InvalidInput("the model of a durable agent is that of the agent", field="model")
         if current_program() is None:

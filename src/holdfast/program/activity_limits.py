@@ -1,7 +1,7 @@
 """`ActivityLimit`: how many calls of activities may run concurrently, and how many may start, across all nodes.
 
 The limit is declared with the activity, and its numbers stay in code. A call records only the name of the limit and the
-key computed from its arguments. The store decides which call gets the next slot (`core/call_limits.py`).
+key computed from its arguments. The store decides which call gets the next place (`core/call_limits.py`).
 """
 
 from collections.abc import Callable
@@ -79,9 +79,7 @@ class LimitedCalls:
         self._names = parameters_of("key", limit.key, signature) if limit.key is not None else []
 
     def applied(self, options: ActivityOptions, input: Raw) -> ActivityOptions:
-        """Return the options of a call with this input: the queue in which it waits for a slot, and the limit that
-        applies.
-        """
+        """Return the options of a call with this input: the queue in which it waits for a place, and its limit."""
         return replace(options, queue=limited_queue(options.queue), limit=LimitedBy(self.name, self._key_of(input)))
 
     def _key_of(self, input: Raw) -> str:

@@ -338,9 +338,7 @@ class CoroutineProgram:
         return is_given_by_a_run and bool(asked == known)
 
     def _own_id(self, step_id: str, activity: str) -> tuple[str, str]:
-        """Return the field and the id that this run gives a start or an update: derived from the step, the same on
-        replay.
-        """
+        """Return the field and the id that this run gives a start or an update: by its step, the same on replay."""
         digest = codec.digest(f"{self.run_id}/{step_id}".encode())
         named = {START_RUN: ("request_id", f"{START_RUN}:{digest}"), UPDATE_RUN: ("update_id", digest)}
         return named.get(activity, ("", ""))
@@ -514,9 +512,7 @@ class CoroutineProgram:
             command, future = self._open_child(child, command.input, call, attempt)
 
     def _cancel_child(self, child: c.StartChild, reason: str) -> None:
-        """Request the cancellation of a child while its outcome is awaited; a child that has not started is not
-        started.
-        """
+        """Request the cancellation of a child while its outcome is awaited; one that has not started is not started."""
         step_id, run_id = child.step_id, child.child_run_id
         if self._commands.pop(step_id, None) is not None:
             self._steps -= 1
@@ -689,7 +685,7 @@ class CoroutineProgram:
         return self._bytes + 2 * EVENT_BYTES * self._steps >= self.limits.rotation_bytes
 
     def _is_at_work(self) -> bool:
-        """Return whether a rotation would lose anything. Any other open step or update has a task of its own."""
+        """Return whether a rotation would lose anything. Any other open step or update has its own task."""
         return bool(self._timers) or self.open_sagas > 0 or self.loop.has_tasks_beside(self._main)
 
     @property
@@ -889,9 +885,7 @@ class CoroutineProgram:
         return self._main is None or not self._main.done()
 
     def defer(self, deferred: Mapping[int, bool]) -> None:
-        """Defer these callbacks, and those in the history, until updates are answered; the values are whether each
-        returned.
-        """
+        """Defer these callbacks, with whether each returned, and those in the history, until updates are answered."""
         start = f"{self._prefix}cut:{DEFERRED}:"
         named = [marker.removeprefix(start).split(":") for marker in self.known_markers if marker.startswith(start)]
         known = {int(callback): how == "return" for callback, how in named}
@@ -943,10 +937,10 @@ class CoroutineProgram:
         return {step_id: task for step_id, task in self._answering.items() if not task.done()}
 
     def _can_finish(self, in_progress: Mapping[str, object], returns: bool) -> bool:
-        """Return whether updates can still be answered without the function: one has its own open step, or another task
-        awaits an activity.
+        """Return whether updates can still be answered without the function.
 
-        A run that returns does not wait for signals and people.
+        That is so if one has its own open step, or if another task awaits an activity. A run that returns does not wait
+        for signals and people.
         """
         if self._is_cancelling:
             return False

@@ -235,7 +235,7 @@ class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     plan_retry: Retry | None = None
     """How often a plan retries the step as a new logical attempt before it pauses the run; see `StepOptions`."""
     limit: LimitedBy | None = None
-    """The limit that applies to the call, set when it is scheduled. The call waits for a slot in the limit's queue."""
+    """The limit that applies to the call, set when it is scheduled. The call waits for a place in the limit's queue."""
 
     @property
     def is_without_limits(self) -> bool:
@@ -253,7 +253,7 @@ START_RUN = "holdfast.start"
 """The activity that starts an independent run for a workflow."""
 
 WAITING_FOR_A_CALLBACK = ActivityOptions(retry=Retry(max_attempts=0, initial_ms=200, most_ms=10_000))
-"""Its retry policy: retried after a lost node, but never after an outcome that was reported to it."""
+"""Its options: it is retried after a lost node, but an outcome that was reported to it is never retried."""
 
 UPDATE_RUN = "holdfast.update"
 """The activity that updates a run for a workflow, and waits for the answer."""
@@ -279,7 +279,7 @@ STARTING_A_RUN = ActivityOptions(
         ),
     )
 )
-"""How a workflow starts or updates a run: retried until the store accepts it. A refusal is final, and is raised."""
+"""How a workflow starts or updates a run: retried until the store accepts it. A refusal, which is final, is raised."""
 
 
 class StartRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

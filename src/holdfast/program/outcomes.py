@@ -144,9 +144,7 @@ def unhandled(problem: BaseException, what: str = "the workflow", advice: str = 
 
 
 def stuck(line: object, failed: list[asyncio.Task[Any]]) -> UnhandledError:
-    """Return the error of a run whose code waits and cannot be woken by anything; with a task that has failed
-    meanwhile.
-    """
+    """Return the error of a run whose code waits for what can never come; with a task that has failed meanwhile."""
     text = f"nothing can wake the workflow: no step, timer or signal is open, and it waits at {line}"
     for task in failed[:1]:
         problem = task._exception  # without marking it as retrieved

@@ -63,9 +63,7 @@ class Program(Protocol):
     """The run id and the number of rotations: differs for each part of a run between rotations."""
 
     def defer(self, deferred: Mapping[int, bool]) -> None:
-        """Defer these callbacks, and those in the history, until updates are answered; the values are whether each
-        returned.
-        """
+        """Defer these callbacks, with whether each returned, and those in the history, until updates are answered."""
         ...
 
     @property

@@ -51,7 +51,7 @@ async def wait_signal(
     handler: Callable[[Any], Any] | None = None,
     on_misfit: OnMisfit = "dead-letter",
 ) -> Any:
-    """Wait for a signal and return its payload. An earlier one is returned at once. `TimeoutError` if none arrives.
+    """Wait for a signal and return its payload. An earlier one is returned immediately. `TimeoutError` if none arrives.
 
     - `timeout=0`: only check the mailbox.
     - `on_timeout`: a function that is called instead of raising; its result is returned.
@@ -194,9 +194,7 @@ def granted(workflow: str) -> str:
 
 
 def send_granted(program: CoroutineProgram, parent_run_id: str, granted_to: str) -> None:
-    """Notify a parent, from inside its child, that the child was admitted: the signal goes to the wait of exactly this
-    step.
-    """
+    """Notify a parent, from inside its child, that the child was admitted: exactly the wait of this step gets it."""
     step_id = program.name_step("granted")
     signal_id = sent_signal_id(program.run_id, step_id, program.definition.version)
     program.loop.check_open()
@@ -221,9 +219,7 @@ async def wait_for_own(program: CoroutineProgram, name: str, timeout: float) -> 
 async def wait_granted(
     program: CoroutineProgram, step_id: str, workflow: str, timeout: timedelta | float | None
 ) -> bool:
-    """Wait until a child was admitted; return False if an operator skips the wait. Raise `TimeoutError` after
-    `timeout`.
-    """
+    """Wait until a child was admitted; False if an operator skips the wait. Raise `TimeoutError` after `timeout`."""
     try:
         await _wait(program, step_id, granted(workflow), Any, _until(program, timeout), None, "dead-letter")
     except _Skipped:

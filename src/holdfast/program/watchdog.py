@@ -14,7 +14,8 @@ A strike may hit Python code between acquiring a lock and entering the block tha
 never released: one inside a logging handler can silence the log for ever, one inside the tracer of `coverage` stops
 every thread. Up to Python 3.13 code that uses `with` on a lock of the interpreter is safe. So a thread is left alone
 for some ticks while its innermost code belongs to a module that takes locks in other ways (`DELICATE`), or is about to
-enter a `with`. That makes it rare, but not impossible, because the thread may go on between the check and the strike.
+enter a `with`. That makes it rare, but not impossible, because the thread may continue between the check and the
+strike.
 
 The interpreter lets one thread raise in another, but not at a chosen place. So nothing may be raised outside the piece:
 

@@ -96,9 +96,7 @@ class PlanStep:
         self.consumes: frozenset[int] = frozenset()
         """The dependencies whose output, status or error it refers to."""
         self.uses: dict[str, frozenset[int]] = {}
-        """The same by the field that refers to them: `when`, `for_each`, `compensate`; and `input` for all other
-        fields.
-        """
+        """The same by the field that refers to them: `when`, `for_each`, `compensate`; and `input` for all others."""
         self.dependents: list[int] = []
         self.inline: PlanDefinition | None = None
         """The plan that is written in the step itself."""

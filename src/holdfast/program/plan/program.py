@@ -792,7 +792,7 @@ class PlanProgram:
             self._steps += 1
 
     def _reopen(self, step_id: str) -> int | None:
-        """Undo the failure of a step and what followed for other steps; return None if it has not failed."""
+        """Revert the failure of a step and what followed for other steps; return None if it has not failed."""
         at = self._at
         if step_id not in at.failed or step_id not in self.definition.by_id or self._is_ending:
             return None
@@ -810,7 +810,7 @@ class PlanProgram:
         return position
 
     def _reconsider(self, position: int) -> None:
-        """Undo what was skipped because of a step; everything that depends on it waits again."""
+        """Revert what was skipped because of a step; everything that depends on it waits again."""
         steps, status, waiting = self.definition.steps, self._status, list[int]()
         found = [position]
         while found:

@@ -169,7 +169,7 @@ class AdmissionSuite(SuiteBase):
     async def test_run_that_was_held_is_queued_when_it_is_released(
         self, store: Store, node: SampleNode, clock: VirtualClock
     ) -> None:
-        """It takes no slot before. Then it is admitted like a start at that moment, after the earlier ones."""
+        """It takes no place before. Then it is admitted like a start at that moment, after the earlier ones."""
         await node.renew()
         await store.create([new_run("held", now=await store.now())])
         assert (await enqueue(store, "a", "b", claim_for=node.name))[0] == Created("a", 1)
@@ -183,7 +183,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2")
     async def test_released_run_is_admitted_at_once_if_there_is_room(self, store: Store, node: SampleNode) -> None:
-        """It can be claimed with the message that starts it, and holds its slot until it ends."""
+        """It can be claimed with the message that starts it, and holds its place until it ends."""
         await node.renew()
         await store.create([new_run("held", now=await store.now())])
         await release(node, "held")
@@ -199,7 +199,7 @@ class AdmissionSuite(SuiteBase):
     async def test_release_makes_room_for_the_run_that_is_next_first(
         self, store: Store, node: SampleNode, clock: VirtualClock
     ) -> None:
-        """The ended run frees its slot for the run that was queued first; the released run is queued."""
+        """The ended run frees its place for the run that was queued first; the released run is queued."""
         await node.renew()
         await store.create([new_run("held", now=await store.now())])
         await enqueue(store, "a", "b", claim_for=node.name)
@@ -328,7 +328,7 @@ class AdmissionSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2", "EVT-1")
     async def test_run_leaves_once_however_often_its_end_is_committed(self, store: Store, node: SampleNode) -> None:
-        """A turn that lost its commit frees no slot either."""
+        """A turn that lost its commit frees no place either."""
         await enqueue(store, "a", "b", "c", "d")
         [loaded] = await node.claim()
         late = await node.turn(loaded, complete())
@@ -392,7 +392,7 @@ class AdmissionSuite(SuiteBase):
     async def test_same_request_again_is_answered_with_its_run_whatever_the_limit(
         self, store: Store, node: SampleNode
     ) -> None:
-        """It takes no second slot, and a different input is a conflict."""
+        """It takes no second place, and a different input is a conflict."""
         reject = RunLimit(at_once=1, overload="reject")
         assert await enqueue(store, "a", limit=reject, request_id="r") == [Created("a")]
         assert await enqueue(store, "x", limit=reject, request_id="r") == [Existing("a")]
@@ -514,9 +514,7 @@ class AdmissionSuite(SuiteBase):
     async def test_rate_bounds_what_starts_however_late_that_is(
         self, store: Store, clock: VirtualClock, node: SampleNode, overload: Overload
     ) -> None:
-        """After a long time without a node, no more runs are admitted than may start at once, and the next after those
-        start.
-        """
+        """After a long time without nodes, no more runs are admitted than may start at once, and then the next ones."""
         limit = RunLimit(starts=2, period_ms=1_000, overload=overload)
         for run_id in "abcdef":
             assert await enqueue(store, run_id, limit=limit) == [Created(run_id)]
@@ -557,7 +555,7 @@ class AdmissionSuite(SuiteBase):
     async def test_run_that_is_admitted_and_ends_without_a_start_frees_its_place(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """The slot is free after a period, as if the run had started."""
+        """The place is free after a period, as if the run had started."""
         limit = RunLimit(starts=1, period_ms=1_000)
         await enqueue(store, "a", "b", limit=limit)
         [loaded] = await node.claim()

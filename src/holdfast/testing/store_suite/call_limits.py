@@ -1,4 +1,4 @@
-"""The store suite, limits on activities: which calls get a slot and when, across all nodes, and what frees the slot."""
+"""The store suite, limits on activities: which calls get a place and when, across all nodes, and what frees it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -70,7 +70,7 @@ class CallLimitSuite(SuiteBase):
     async def test_limit_bounds_attempts_under_way_over_all_nodes(
         self, store: Store, peer: Store, node: SampleNode
     ) -> None:
-        """A slot is free when the outcome of its attempt is delivered, whether or not the run has recorded it."""
+        """A place is free when the outcome of its attempt is delivered, whether or not the run has recorded it."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=2)
@@ -78,7 +78,7 @@ class CallLimitSuite(SuiteBase):
         jobs, again_at = await ask(store, limit)
         assert [one.step_id for one in jobs] == ["s0", "s1"]
         assert jobs[0] == call("s0")
-        assert again_at == START + VISIBLE_MS * MS  # a slot expires
+        assert again_at == START + VISIBLE_MS * MS  # a place expires
         assert await steps(peer, limit, node="node-c") == []
         assert isinstance(await deliver_one(store, ended(jobs[1], "failed")), Accepted)
         assert await steps(peer, limit, node="node-c") == ["s2"]
@@ -101,7 +101,7 @@ class CallLimitSuite(SuiteBase):
     async def test_place_of_a_silent_node_is_free_after_its_time_out_and_stays_lost(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """A late heartbeat is refused even if the slot is still free; otherwise there could be one attempt too many."""
+        """A late heartbeat is refused even if the place is still free; otherwise one attempt too many could run."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=1)
@@ -147,9 +147,7 @@ class CallLimitSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-7")
     async def test_tenants_and_their_keys_take_turns(self, store: Store, node: SampleNode) -> None:
-        """This holds however many calls a tenant has, and whenever they came; within a key, the call due longest comes
-        first.
-        """
+        """This holds however many calls a tenant has, and whenever they came; in a key, the longest due is first."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=20)
@@ -257,7 +255,7 @@ class CallLimitSuite(SuiteBase):
     async def test_call_that_waits_is_found_with_its_place_in_line(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """There is one row per run: its first call, the slots taken, and how many calls of its own line precede it."""
+        """There is one row per run: its first call, the places taken, and how many calls of its own line precede it."""
         if await self._lacks_limits(store):
             return
         limit = CallLimit(at_once=2)
@@ -275,7 +273,7 @@ class CallLimitSuite(SuiteBase):
         assert [(each.taken, each.taken_of_key, each.before, each.waiting) for each in found] == [
             *((2, 0, 0, 1), (2, 1, 0, 3), (2, 1, 2, 2))
         ]
-        clock.advance(ms=VISIBLE_MS)  # the node that had the slots is lost, and its calls are last in line again
+        clock.advance(ms=VISIBLE_MS)  # the node that had the places is lost, and its calls are last in line again
         first, *_, last = await store.find(PlaceQuery(run_ids=run_ids))
         assert (first.step_id, first.taken, first.waiting) == ("b0", 0, 2)
         assert (last.run_id, last.before, last.taken_of_key) == ("run-4", 0, 0)

@@ -64,9 +64,7 @@ class CommitSuite(SuiteBase):
 
     @pytest.mark.contract("EVT-2", "WF-7")
     async def test_what_could_not_be_read_again_is_not_stored(self, store: Store, node: SampleNode) -> None:
-        """A field of a wrong type is refused with the whole turn, and the run is unchanged. The same holds for a new
-        run.
-        """
+        """A turn with a field of a wrong type is refused and leaves the run unchanged. A new run is refused as well."""
         await node.start("run-1")
         run = await node.load("run-1")
         turn = await node.turn(run, replace(task("approve"), route=None))

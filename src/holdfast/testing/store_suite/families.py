@@ -98,9 +98,7 @@ class FamilySuite(SuiteBase):
     async def test_parent_gets_a_failure_for_a_child_whose_id_is_taken(
         self, store: Store, node: SampleNode, tenant: str
     ) -> None:
-        """It is part of the same commit, and occurs once, however often that is repeated; the other run is not
-        affected.
-        """
+        """It is part of the same commit, and sent once, however often that is repeated; the other run is unaffected."""
         await node.start(CHILD, wait("go"), tenant=tenant)
         await node.create("run-1")
         turn = await node.turn(await node.load("run-1"), child())

@@ -128,7 +128,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-3")
     async def test_signals_of_other_names_are_not_ahead(self, store: Store, node: SampleNode) -> None:
-        """Each name has an inbox of its own."""
+        """Each name has its own inbox."""
         await node.start("run-1", wait("go"))
         await accept(store, signal("run-1", "stop"))
         await accept(store, signal("run-1", "go", require_waiting=True))
@@ -193,9 +193,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-11")
     async def test_rate_is_limited_in_a_sliding_minute(self, store: Store, clock: VirtualClock) -> None:
-        """Over the limit the sender gets the delay to wait; then there is room for exactly as many as have left the
-        window.
-        """
+        """Over the limit the sender gets the delay; then there is room for exactly as many as have left the window."""
         await store.create([new_run("run-1")])
         for _ in range(self.limits.signals_per_run_per_minute):
             await accept(store, signal("run-1", "go"))

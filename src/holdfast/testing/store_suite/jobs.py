@@ -145,9 +145,7 @@ class JobSuite(SuiteBase):
     async def test_job_whose_outcome_was_delivered_is_not_acquired_again(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """This holds however long its run takes to record the outcome, and without heartbeats. A turn may queue it
-        again.
-        """
+        """However long its run takes to record the outcome, and without heartbeats. A turn may queue the job again."""
         await put(node, job())
         due_before = await store.next_due("node-d", (), ("mail",))
         [taken] = await acquire(store)

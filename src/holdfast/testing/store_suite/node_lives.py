@@ -136,9 +136,7 @@ class LostNodeSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-3")
     async def test_a_turn_sets_the_count(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """It sets 0 unless the turn has another count, higher or lower, with or without events; claims count from
-        there.
-        """
+        """It sets 0, unless the turn has another count, with or without events; claims count on from there."""
         await node.start("run-1", wait("go"))
         for name, before, after in (("b", 1, 0), ("c", 1, 5), ("d", 5, 4), ("e", 4, 0), ("f", 1, 1)):
             assert await self._lose(store, clock, f"node-{name}") == before

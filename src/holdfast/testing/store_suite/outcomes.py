@@ -146,9 +146,7 @@ class OutcomeSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "OWN-1")
     async def test_a_turn_that_has_not_seen_an_outcome_is_a_conflict(self, store: Store, node: SampleNode) -> None:
-        """This holds for every turn, including the last one of the run; one that has seen the outcome may close the
-        step.
-        """
+        """This holds for every turn, even the run's last one; a turn that has seen the outcome may close the step."""
         version = await self._begun(store, node)
         loaded = await node.load("run-1")
         turns = [await node.turn(loaded, command) for command in (complete(), wait(), marker("more"))]
@@ -225,7 +223,7 @@ class OutcomeSuite(SuiteBase):
 
     @pytest.mark.contract("API-4", "STO-1")
     async def test_a_key_is_made_once_and_is_the_same_for_everybody(self, store: Store, peer: Store) -> None:
-        """If several processes bring a key, the first one is kept; each name has its own key."""
+        """If several processes propose a key, the first one is kept; each name has its own key."""
         keys = [f"{number:064x}" for number in range(8)]
         asked = [(store, peer)[number % 2].put_key("completion", key) for number, key in enumerate(keys)]
         [kept] = set(await asyncio.gather(*asked))

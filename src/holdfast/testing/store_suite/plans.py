@@ -46,9 +46,7 @@ class PlanSuite(SuiteBase):
 
     @pytest.mark.contract("WF-3", "MSG-3")
     async def test_what_no_node_alive_has_is_found_once_it_is_late(self, store: Store, clock: VirtualClock) -> None:
-        """The answer contains since when it waits; a definition that a live node has is not orphaned, however late it
-        is.
-        """
+        """The answer says since when it waits; a definition of a live node is not orphaned, however late it is."""
         await say(store, "node-a", NEW)
         await store.create([new_run("run-1"), new_run("run-2", plan_version="2"), new_run("x", plan_id="other")])
         clock.advance(ms=LATE_MS - 1, us=999)

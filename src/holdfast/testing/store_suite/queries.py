@@ -147,9 +147,7 @@ class QuerySuite(SuiteBase):
         assert await run_ids(store, newest=True, created_until=START + 20, created_from=START + 10) == ["d"]
 
     async def test_runs_are_found_by_words_in_what_is_shown_of_them(self, store: Store, node: SampleNode) -> None:
-        """Each word has to occur in some text, and all words have to match: there are no wildcards, and A to Z have no
-        case.
-        """
+        """Each word has to occur in a text, and all have to match: there are no wildcards, and A to Z have no case."""
         await node.create("run-1", reference_key="Order 7%", tags=("eu", 'v"ip'))
         await node.create("Run_2", plan_id="refund")
         await node.start("run-é", fail("Payment\n'declined'"), tags=("É",))

@@ -185,9 +185,7 @@ class ReuseSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-5", "OWN-1")
     async def test_a_node_without_a_lease_is_not_answered(self, store: Store, clock: VirtualClock) -> None:
-        """This holds even if nothing would be created: the id is taken, the request is known, or the start is
-        malformed.
-        """
+        """Not even if nothing would be created: the id is taken, the request is known, or the start is malformed."""
         bad: Any = None
         await store.create([asked("cart", request_id="first")])
         await store.renew("node-b", 1_000)

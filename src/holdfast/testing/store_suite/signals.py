@@ -305,9 +305,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-5")
     async def test_malformed_signal_id_is_refused(self, store: Store) -> None:
-        """It is empty, over 128 UTF-8 bytes, not Unicode, or not a string; this holds even for a run that does not
-        exist.
-        """
+        """It is empty, over 128 UTF-8 bytes, not Unicode, or not a string. This holds even without such a run."""
         await store.create([new_run("run-1")])
         for bad in ("", "x" * 129, "é" * 65, "a\x00b", "\ud800", 7, b"id"):
             for run_id in ("run-1", "missing"):

@@ -40,9 +40,7 @@ class TokenSuite(SuiteBase):
 
     @pytest.mark.contract("API-4")
     async def test_a_token_that_was_revoked_stays_so_whatever_is_kept_later(self, store: Store, peer: Store) -> None:
-        """Such as the record of a process that does not know of the revocation, and only reports that the token was
-        used.
-        """
+        """Such as the record of a process that does not know of the revocation, and only reports a use of the token."""
         await store.put_tokens([RICH])
         revoked = replace(RICH, revoked_at=START + 3, revoked_by="ann")
         assert await store.put_tokens([revoked]) == [revoked]

@@ -37,9 +37,7 @@ class TurnSuite(SuiteBase):
 
     @pytest.mark.contract("MSG-2")
     async def test_consumed_messages_are_gone_and_others_stay(self, store: Store, node: SampleNode) -> None:
-        """Consuming messages and changing the state are one commit; messages that the turn did not name are handed out
-        again.
-        """
+        """Consuming messages and changing the state are one commit; other messages are handed out later."""
         await node.start("run-1")
         await store.deliver([message("run-1", name) for name in ("a", "b", "c")])
         turn = await node.turn(await node.load("run-1"), marker("mark"))
@@ -223,9 +221,7 @@ class TurnSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-3")
     async def test_activity_records_are_kept_and_updated_by_their_scope(self, store: Store, node: SampleNode) -> None:
-        """There is one record for each activity, step and key; a later turn overwrites it. Completed ones are not
-        loaded.
-        """
+        """There is one record per activity, step and key; a later turn overwrites it. Completed ones are not loaded."""
         await node.start("run-1", activity("charge"))
         claimed = replace(record("run-1"), status="indeterminate", result=UNSET)
         other = replace(record("run-1", "ship", activity_name="ship"), status="failed", error=ErrorInfo("E", "m"))
