@@ -180,5 +180,6 @@ async def test_it_explains_each_recovery_that_took_too_long(tmp_path: Path, monk
     first, *explained = report.wrong
     assert first.startswith(f"{len(report.recoveries_s)} recoveries took longer than -98.5 s")
     assert len(explained) == len(report.recoveries_s) > 0
+    taken = r"(taken after \S+ s, in which|no node has noted that it took it)"  # it may be killed before it notes it
     for each in explained:
-        assert re.search(r"went on \S+ s after \S+ was (killed|frozen) at \d+: taken after \S+ s, in which", each)
+        assert re.search(rf"went on \S+ s after \S+ was (killed|frozen) at \d+: {taken}", each)

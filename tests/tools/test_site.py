@@ -68,7 +68,7 @@ async def test_a_reader_chooses_a_version_searches_and_reads_in_the_dark(built: 
                 assert await page.locator(".md-version__item").all_inner_texts() == [VERSION, "0.0.9"]
                 await page.locator("label[for=__palette_1]").first.click()
                 assert await page.evaluate("document.body.dataset.mdColorScheme") == "slate"
-                await page.locator("[data-md-component=search-query]").fill("dead letter")
+                await page.locator("[data-md-component=search-query]").press_sequentially("dead letter")
                 await page.wait_for_selector(".md-search-result__item", state="attached", timeout=30_000 * slowdown())
         finally:
             server.shutdown()
