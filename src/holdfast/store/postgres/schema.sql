@@ -1,16 +1,16 @@
 -- format: 7
 -- oldest reader: 7
--- The schema of a store. `holdfast.` is replaced by the schema that was asked for. Instants are microseconds since 1970;
--- JSON is kept as text. A run is known inside the schema by run_no, and text is compared byte by byte, as everywhere else.
+-- The schema of a store. `holdfast.` is replaced by the requested schema. Instants are microseconds since 1970; JSON is
+-- stored as text. Inside the schema a run is identified by run_no. Text is compared byte by byte, as everywhere else.
 --
--- A transaction that changes anything of a run holds the lock of its row in `runs`, taken in the order of run ids; every
--- other table is written under it. The two exceptions take no lock of a run: `acquire_jobs` skips jobs that are locked,
--- and a node writes its own lease.
+-- A transaction that changes any part of a run holds the lock of its row in `runs`. These locks are acquired in order of
+-- run ids; all other tables are written under them. There are two exceptions without a run's lock: `acquire_jobs` skips
+-- jobs that are locked, and a node writes its own lease.
 
 CREATE SEQUENCE holdfast.run_numbers;
 
--- No index holds what a turn changes, so that a turn writes a new version of the row and nothing else; there is room
--- for it on the page.
+-- No index contains a column that a turn changes, so that a turn writes a new version of the row and nothing else; the
+-- page has room for it.
 CREATE TABLE holdfast.runs (
     run_no           bigint PRIMARY KEY,                  -- in order of creation
     run_id           text COLLATE "C" NOT NULL,
@@ -46,12 +46,12 @@ CREATE INDEX runs_finished ON holdfast.runs (finished_at) WHERE finished_at IS N
 CREATE INDEX runs_parent ON holdfast.runs (parent_run_id) WHERE parent_run_id IS NOT NULL;
 CREATE INDEX runs_reference ON holdfast.runs (reference_key) WHERE reference_key IS NOT NULL;
 
--- The ready set: the runs that are ready, will be, or have an owner. What `claim` walks through is this and not
--- the runs. While some long transaction keeps dead rows from being removed, they pile up at places where something
--- was once ready; a claim starts at the oldest place that can be alive, so places must never be entered behind it:
---   lane 0: ready in order; the place is ready_at, which is not before the row was entered, but for a moment.
---   lane 1: ready for longer than that when it was entered; the place is the instant at which it was.
---   lane 2: not ready, but owned; the place is the instant at which it was entered.
+-- The ready set: the runs that are ready, will be ready, or have an owner. `claim` walks through this instead of the
+-- runs. While a long transaction prevents the removal of dead rows, they accumulate at positions (`place`) where work
+-- was ready before. A claim starts at the oldest position that can be live, so rows must never be inserted before that:
+--   lane 0: ready in order; the place is ready_at, which is at most a moment earlier than the insertion of the row.
+--   lane 1: ready for longer than that when it was inserted; the place is the instant of its insertion.
+--   lane 2: not ready, but owned; the place is the instant of its insertion.
 CREATE TABLE holdfast.agenda (
     run_no       bigint PRIMARY KEY,
     owner        text COLLATE "C" NOT NULL,               -- '': no node
@@ -62,7 +62,7 @@ CREATE TABLE holdfast.agenda (
     plan_version text COLLATE "C" NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.5);
--- Without run_no: an agenda that is taken for empty could then be looked through for a run, place by place.
+-- Without run_no: the planner, if it assumes an empty agenda, could otherwise search this index for a run row by row.
 CREATE INDEX agenda_places ON holdfast.agenda (owner, lane, place);
 
 CREATE TABLE holdfast.events (
@@ -116,11 +116,11 @@ CREATE TABLE holdfast.signals (
     by_caller    text,                                    -- JSON CallerRef: who sent it through a service
     PRIMARY KEY (run_no, inbox_seq)
 );
--- By name: of a large mailbox only what open waits can take is read.
+-- By name: only those signals of a large mailbox are read that open waits can take.
 CREATE INDEX signals_unconsumed ON holdfast.signals (run_no, name, inbox_seq) WHERE consumed_seq IS NULL;
 CREATE INDEX signals_by_id ON holdfast.signals (run_no, name, signal_id, accepted_at);
 
--- The answer to a repeated signal is made of these and of the run's id.
+-- The answer to a repeated signal is built from these columns and the run's id.
 CREATE TABLE holdfast.acceptance_records (
     run_no         bigint NOT NULL,
     name           text COLLATE "C" NOT NULL,
@@ -173,7 +173,7 @@ CREATE TABLE holdfast.activity_records (
 );
 CREATE INDEX activity_records_open ON holdfast.activity_records (run_no) WHERE NOT is_completed;
 
--- Activities in queues, and what activities have reported of their progress.
+-- Activities in queues, and the progress that activities have reported.
 CREATE TABLE holdfast.jobs (
     run_no       bigint NOT NULL,
     step_id      text COLLATE "C" NOT NULL,
@@ -188,7 +188,7 @@ CREATE TABLE holdfast.jobs (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX jobs_visible ON holdfast.jobs (queue, visible_at, run_no, step_id) WHERE visible_at IS NOT NULL;
 
--- Messages that could not be handled. What people wrote may hold a NUL, which text may not.
+-- Messages that could not be handled. Text written by users may contain a NUL, which the type text does not allow.
 CREATE TABLE holdfast.dead_letters (
     letter_id  text COLLATE "C" PRIMARY KEY,
     run_no     bigint NOT NULL,
@@ -207,12 +207,12 @@ CREATE INDEX dead_letters_by_run ON holdfast.dead_letters (run_no, died_at, lett
 CREATE TABLE holdfast.nodes (
     node        text COLLATE "C" PRIMARY KEY,
     lease_until bigint NOT NULL,
-    -- What it can run; NULL: it has not said, and may have everything. A definition is one text: a plan's id, a line break,
-    -- and its version; no name has a line break in it.
+    -- What the node can run; NULL: it has published nothing, and may have everything. A definition is one text: a
+    -- plan's id, a line break, and its version; no name contains a line break.
     plans       text[]
 ) WITH (fillfactor = 50);
 
--- Access tokens of a service: what is known of them, not the tokens.
+-- Access tokens of a service: their data, not the tokens themselves.
 CREATE TABLE holdfast.access_tokens (
     token_id     text COLLATE "C" PRIMARY KEY,
     tenant       text COLLATE "C",                        -- NULL: for all tenants
@@ -225,9 +225,9 @@ CREATE TABLE holdfast.access_tokens (
 );
 CREATE INDEX access_tokens_sessions ON holdfast.access_tokens (expires_at) WHERE session_of IS NOT NULL;
 
--- Which runs' histories each transaction has made longer: one row for all turns that were committed together.
--- Transactions become visible in another order than they are numbered in, so a reader keeps a snapshot: all before a
--- number, but for those that were under way.
+-- The runs whose histories each transaction has extended: one row for all turns that were committed together.
+-- Transactions become visible in a different order than they are numbered, so a reader keeps a snapshot: everything
+-- before a number, except transactions that were in progress.
 CREATE TABLE holdfast.growth (
     xid        bigint NOT NULL,
     runs       bigint[] NOT NULL,                         -- run_no of each new event
@@ -235,7 +235,7 @@ CREATE TABLE holdfast.growth (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX growth_xid ON holdfast.growth (xid);
 
--- What is kept of it, in one row. A row is forgotten when its transaction had ended half a minute ago.
+-- What is kept of these records, in one row. A record is deleted half a minute after the end of its transaction.
 CREATE TABLE holdfast.growth_kept (
     lost_before  bigint NOT NULL,                         -- of transactions before this one rows may be gone
     ended_before bigint NOT NULL,                         -- those before this one had ended then
@@ -243,12 +243,12 @@ CREATE TABLE holdfast.growth_kept (
 );
 INSERT INTO holdfast.growth_kept VALUES (0, 0, 0);
 
--- Admission queues of workflows with limits (`core/admission.py`): the runs that are queued, and those that are inside.
+-- Admission queues of workflows with limits (`core/admission.py`): the queued runs, and the admitted ones.
 --
--- All of one queue is written under the lock of its row in `gates`. These locks are taken in the order of the plans'
--- names, and before the lock of any run. Starting and leaving take none: a run that finishes puts its number into
--- `gate_exits`, and one that starts under a rate into `gate_started`; the next transaction that holds the lock of the
--- queue counts them.
+-- Everything in one queue is written under the lock of its row in `gates`. These locks are acquired in the order of the
+-- plans' names, and before the lock of any run. Starting and leaving acquire none: a run that finishes puts its number
+-- into `gate_exits`, and one that starts under a rate into `gate_started`; the next transaction that holds the lock of
+-- the queue counts them.
 
 CREATE SEQUENCE holdfast.gate_numbers;
 
@@ -287,7 +287,7 @@ CREATE TABLE holdfast.gate_exits (
     PRIMARY KEY (plan_id, number)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 
--- One row for each tenant and key with runs: how many of them are inside, and which queued one is first.
+-- One row for each tenant and key with runs: how many of them are admitted, and which queued one is first.
 CREATE TABLE holdfast.gate_lines (
     plan_id text COLLATE "C" NOT NULL,
     tenant  text COLLATE "C" NOT NULL,
@@ -308,7 +308,7 @@ CREATE TABLE holdfast.gate_started (
     PRIMARY KEY (plan_id, number)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 
--- What operators have done.
+-- The audit log: what operators have done.
 CREATE TABLE holdfast.audit_log (
     at          bigint NOT NULL,
     entry_id    text COLLATE "C" NOT NULL,

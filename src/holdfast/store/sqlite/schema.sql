@@ -1,8 +1,8 @@
 -- format: 8
 -- oldest reader: 8
--- The schema of a store in one file. Instants are microseconds since 1970; JSON is kept as text, so that a person can
--- read it. A run is known inside this file by run_no, a small integer: keys built on it are a quarter of the size of
--- those built on run_id, and a turn dirties that many fewer pages.
+-- The schema of a store in one file. Instants are microseconds since 1970; JSON is stored as text, so that people can
+-- read it. Inside this file a run is identified by run_no, a small integer: keys built on it are a quarter of the size
+-- of those built on run_id, and a turn dirties that many fewer pages.
 
 CREATE TABLE runs (
     run_no           INTEGER PRIMARY KEY,          -- in order of creation
@@ -39,7 +39,7 @@ CREATE INDEX runs_finished ON runs (finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX runs_parent ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL;
 CREATE INDEX runs_reference ON runs (reference_key) WHERE reference_key IS NOT NULL;
 
--- A rowid table on purpose: histories of many runs grow at once, and appending to one end dirties the fewest pages.
+-- Deliberately a rowid table: histories of many runs grow at once, and appending to one end dirties the fewest pages.
 CREATE TABLE events (
     run_no              INTEGER NOT NULL,
     run_seq             INTEGER NOT NULL,
@@ -136,7 +136,7 @@ CREATE TABLE nodes (
 ) WITHOUT ROWID;
 CREATE INDEX nodes_lease ON nodes (lease_until);
 
--- Which nodes can run what, as far as they say so.
+-- Which nodes can run which definitions, as far as they have published that.
 CREATE TABLE node_plans (
     node  TEXT NOT NULL PRIMARY KEY,
     plans TEXT NOT NULL                            -- JSON array; each is a plan's id, a line break, and its version
@@ -147,7 +147,7 @@ BEGIN
     DELETE FROM node_plans WHERE node = OLD.node;
 END;
 
--- Activities in queues, and what activities have reported of their progress.
+-- Activities in queues, and the progress that activities have reported.
 CREATE TABLE jobs (
     run_no       INTEGER NOT NULL,
     step_id      TEXT NOT NULL,
@@ -160,16 +160,16 @@ CREATE TABLE jobs (
     job          TEXT,                             -- JSON Job
     PRIMARY KEY (run_no, step_id)
 ) WITHOUT ROWID;
--- In the order in which jobs are taken. The activity is there so that jobs which a taker does not know cost little.
+-- In the order in which jobs are acquired. The activity is included so that jobs unknown to a node cost little.
 CREATE INDEX jobs_visible ON jobs (queue, visible_at, run_no, step_id, activity) WHERE visible_at IS NOT NULL;
 
--- A trigger, because a run's number may be used again. One for the end of runs would cost every turn a fifth of its time.
+-- A trigger, because a run's number may be reused. A trigger on their end would cost every turn a fifth of its time.
 CREATE TRIGGER jobs_purge AFTER DELETE ON runs
 BEGIN
     DELETE FROM jobs WHERE run_no = OLD.run_no;
 END;
 
--- Finding tasks by who they are for and when they are due.
+-- Finds tasks by who they are for and when they are due.
 CREATE INDEX tasks_by_assignee ON tasks (assignee, status, task_id) WHERE assignee IS NOT NULL;
 CREATE INDEX tasks_by_due ON tasks (status, json_extract(task, '$.due_at'));
 
@@ -213,13 +213,13 @@ CREATE TABLE dead_letters (
 CREATE INDEX dead_letters_open ON dead_letters (died_at, letter_id) WHERE settled IS NULL;
 CREATE INDEX dead_letters_by_run ON dead_letters (run_no, died_at, letter_id);
 
--- A trigger, because a run's number may be used again.
+-- A trigger, because a run's number may be reused.
 CREATE TRIGGER dead_letters_purge AFTER DELETE ON runs
 BEGIN
     DELETE FROM dead_letters WHERE run_no = OLD.run_no;
 END;
 
--- Access tokens of a service: what is known of them, not the tokens.
+-- Access tokens of a service: their data, not the tokens themselves.
 CREATE TABLE access_tokens (
     token_id     TEXT NOT NULL PRIMARY KEY,
     tenant       TEXT,                             -- NULL: for all tenants
@@ -232,7 +232,7 @@ CREATE TABLE access_tokens (
 ) WITHOUT ROWID;
 CREATE INDEX access_tokens_sessions ON access_tokens (expires_at) WHERE session_of IS NOT NULL;
 
--- Admission queues of workflows with limits (`core/admission.py`): the runs that are queued, and those that are inside.
+-- Admission queues of workflows with limits (`core/admission.py`): the queued runs, and the admitted ones.
 CREATE TABLE gates (
     plan_id     TEXT NOT NULL PRIMARY KEY,
     inside      INTEGER NOT NULL DEFAULT 0,
@@ -261,7 +261,7 @@ CREATE TABLE gate_runs (
 CREATE INDEX gate_runs_waiting ON gate_runs (plan_id, tenant, key, place, run_no) WHERE NOT is_inside;
 CREATE INDEX gate_runs_inside ON gate_runs (plan_id, run_no) WHERE is_inside;
 
--- One row for each tenant and key with runs: how many of them are inside, and which queued one is first.
+-- One row for each tenant and key with runs: how many of them are admitted, and which queued one is first.
 CREATE TABLE gate_lines (
     plan_id TEXT NOT NULL,
     tenant  TEXT NOT NULL,
@@ -274,7 +274,7 @@ CREATE TABLE gate_lines (
 ) WITHOUT ROWID;
 CREATE INDEX gate_lines_open ON gate_lines (plan_id, tenant, place, run_no) WHERE place IS NOT NULL AND inside < per_key;
 
--- Triggers keep the counts and the first of each line. A run's number may be used again: a purged run leaves, too.
+-- Triggers keep the counts and the first run of each line. A run's number may be reused: a purged run leaves, too.
 CREATE TRIGGER gate_runs_purge AFTER DELETE ON runs
 BEGIN
     DELETE FROM gate_runs WHERE run_no = OLD.run_no;
@@ -319,7 +319,7 @@ BEGIN
     UPDATE gates SET starting = starting - 1 WHERE plan_id = OLD.plan_id;
 END;
 
--- What operators have done.
+-- The audit log: what operators have done.
 CREATE TABLE audit_log (
     at          INTEGER NOT NULL,
     entry_id    TEXT NOT NULL,
