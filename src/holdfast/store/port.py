@@ -331,8 +331,8 @@ class JobQueue(Protocol):
         """Acquire up to `limit` jobs of these activities from these queues that have room under their limits.
 
         `core/call_limits.py` decides, in the transaction that acquires them. A limit that is not named in `limits` has
-        no numbers. Also return when to call again even if no outcome frees a slot: when a rate allows the next call, a
-        job becomes due, or a slot that others wait for expires. A store that cannot count across all runs raises
+        no numbers. Also return when to call again even if no outcome frees a place: when a rate allows the next call, a
+        job becomes due, or a place that others wait for expires. A store that cannot count across all runs raises
         `CheckpointOwnershipCapabilityError`.
         """
         ...
