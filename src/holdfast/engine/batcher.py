@@ -1,4 +1,4 @@
-"""Coalesces calls: calls that arrive while a call is under way share the next one.
+"""Coalesces calls: calls that arrive while a call is in progress share the next one.
 
 A caller asks one question and waits for its answer. `answer` is called with many questions, in the order in which they
 were asked, and never concurrently. It returns an answer or an exception for each question; if it raises, every caller

@@ -174,7 +174,7 @@ class Node:
         lease_ms, safety_poll_s = self.options.lease_ms, self.options.safety_poll_s
         self.duties.append(HostDuty(name, self.name, self.store, work, lease_ms, safety_poll_s, until_needed))
 
-    # --- life
+    # --- start and stop
 
     async def start(self) -> None:
         """Take a lease, and with it the runs that earlier processes of this node owned; then start to work."""

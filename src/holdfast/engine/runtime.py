@@ -222,7 +222,7 @@ class Runtime:
 
     @property
     def node_name(self) -> str:
-        """The node's name, including the part that is unique to this process."""
+        """The node's name, including the part that is unique to this start of it."""
         return self._node.name
 
     @property

@@ -88,7 +88,7 @@ class Work(Struct, frozen=True):  # the garbage collector tracks it: through its
 
     @property
     def needs_secrets(self) -> bool:
-        """Whether secrets are to be resolved before the function is called."""
+        """Whether secrets must be resolved before the function is called."""
         return self.definition.takes_secrets or self.options.secrets != ()
 
 
@@ -363,7 +363,7 @@ def stream(name: str) -> Stream:
 
 
 async def put_artifact(source: Source, *, kind: str = "file") -> ArtifactRef:
-    """Store bytes beside the run, inside an activity: bytes, chunks of bytes, or the file at a `Path`.
+    """Store bytes with the run, inside an activity: bytes, chunks of bytes, or the file at a `Path`.
 
     Chunks are stored as they arrive, never whole in memory. You can return, pass on and keep the reference.
     """

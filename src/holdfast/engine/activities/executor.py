@@ -194,7 +194,7 @@ class ActivityExecutor:
             self._report(work, outcome)
 
     async def _verify(self, attempt: "_Attempt", context: ActivityContext, deadline: float | None) -> Outcome | None:
-        """Ask the verifier of a keyed step with an unknown effect; return None if the function is to be called.
+        """Ask the verifier of a keyed step with an unknown effect; return None if the function must be called.
 
         Until the verifier has answered, the attempt counts as not begun.
         """

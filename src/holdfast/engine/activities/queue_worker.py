@@ -321,7 +321,7 @@ class QueueWorker:
             return
 
     def _note_unknown_jobs(self) -> None:
-        """Log once that jobs are left to other nodes. One look is not enough: it may only have come before the jobs."""
+        """Log once that jobs are left to others: at the second look, as they may have arrived after the acquisition."""
         self._unknown_jobs_seen += 1
         if self._unknown_jobs_seen == 2:
             names = ", ".join(self._queues)
@@ -329,7 +329,7 @@ class QueueWorker:
                 "node %s: jobs of activities that are not registered here stay in the queues %s", self._node, names
             )
 
-    # --- carrying out
+    # --- executing
 
     def _start(self, job: Job, now: Instant) -> None:
         self.jobs[job.run_id, job.step_id] = job

@@ -58,7 +58,7 @@ RunInThread = Callable[[Callable[[], Any]], "Future[Any]"]
 
 
 class Found(Struct, frozen=True):
-    """The conclusion of a verification: a result or an error. If it has neither, the function is to be called."""
+    """The conclusion of a verification: a result or an error. If it has neither, the function must be called."""
 
     result: Raw | None = None
     error: ErrorInfo | None = None

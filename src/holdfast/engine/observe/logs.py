@@ -199,7 +199,7 @@ class JsonFormatter(logging.Formatter):
         return escaped_json(json.dumps(fields, default=str, ensure_ascii=False))
 
 
-# --- what a node logs of its runs and of itself
+# --- what a node logs about its runs and itself
 
 
 def log_events(events: Iterable[Event]) -> None:

@@ -128,7 +128,7 @@ class FailOpen:
         self._files: list[Path] = []
         """How many steps were begun before their start was durable."""
 
-    # --- what a former life has begun
+    # --- steps that earlier processes have begun
 
     async def reconcile(self) -> None:
         """Compare the journals of earlier processes with the store; keep what the store does not have."""

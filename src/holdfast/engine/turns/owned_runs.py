@@ -135,8 +135,8 @@ class OwnedRun(Struct, gc=False, eq=False):
 def _is_of_present_attempt(message: Message, state: RunState) -> bool:
     """Return whether the outcome in a message ends the present attempt of its step.
 
-    An earlier failure does not. Nor does an earlier success of a keyed step, which may only be recorded with it, nor an
-    attempt for a start of the step that was never committed, or in a deleted run that had this id.
+    An earlier failure does not. Nor does an earlier success of a keyed step, which can only be recorded in addition,
+    nor an attempt for a start of the step that was never committed, or in a deleted run that had this id.
     """
     step = state.open_steps.get(message.step_id or "")
     if step is not None and message.opened_at not in (0, step.opened_at):

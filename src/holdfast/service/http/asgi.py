@@ -73,7 +73,7 @@ class AsgiService:
 
     @property
     def service(self) -> Service:
-        """The current state that requests share. It belongs to one process of the node, and to its event loop."""
+        """The current state that requests share. It belongs to one lifespan of the node, and to its event loop."""
         return self._current()[0]
 
     def _current(self) -> tuple[Service, Front]:

@@ -246,7 +246,7 @@ async def done_again_by(store: Index, run_id: str) -> str | None:
 async def _views(context: RequestContext, heads: Sequence[RunHead], *, is_list: bool = True) -> list[RunView]:
     """Return runs as callers see them, with the queue positions of waiting runs: one query for all.
 
-    In a list, positions are only queried for runs that wait for an activity before all else.
+    In a list, positions are only queried for queued runs, and for runs that wait for an activity before all else.
     """
     waiting = [head.run_id for head in heads if head.finished_at is None and (not is_list or _may_wait(head))]
     if not waiting:
