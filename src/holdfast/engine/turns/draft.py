@@ -554,7 +554,8 @@ def held_until(new: NewRun, start_at: Instant) -> NewRun:
 def debounced(new: NewRun, terms: DebounceTerms, input: Raw, now: Instant) -> NewRun:
     """Return a run with an input that a later start of the same key may replace, and its offer to replace another's.
 
-    Where payloads are encrypted, the replacing input is bound to the request, so all runs of the key have the same one.
+    Where payloads are encrypted, the replacing input is bound to the request, so all runs of the key share one request
+    id.
     """
     later = replace(offer(new.run_id, input, f"start {new.request_key}"), audit=new.audit)
     new = held_until(new, now + terms.quiet_ms * 1_000)

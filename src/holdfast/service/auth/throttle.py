@@ -55,7 +55,7 @@ class Meter:
         return so_far + by
 
     def left_ms(self, key: str, most: int) -> int:
-        """Return how long a caller with a count of `most` has to wait, or 0."""
+        """Return how long a caller has to wait if its count has reached `most`, or 0."""
         since, count = self._counts.get(key, (0.0, 0))
         if count < most:
             return 0
