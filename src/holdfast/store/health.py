@@ -70,7 +70,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
     """How much of a SQLite file may be unused: retention frees space, and new runs use it."""
 
     transaction_s: float = 600.0
-    """While a transaction is open, no dead row of any table is removed. None of ours takes seconds."""
+    """While a transaction is open, no dead row of any table is removed. Holdfast's own take less than seconds."""
 
     dead_rows: int = 100_000
     """Fewer dead rows cost nothing noticeable, whatever their share."""
@@ -217,7 +217,7 @@ QUESTIONS = {
         ORDER BY run_no LIMIT {{suspects}}""",
     "ends": "SELECT (SELECT min(run_no) FROM {in}runs), (SELECT max(run_no) FROM {in}runs)",
 }
-"""The queries by name. `{in}` stands for the schema; all values are whole numbers of our own."""
+"""The queries by name. `{in}` stands for the schema; all values are whole numbers that we provide."""
 
 _SPREAD = "SELECT (SELECT run_id FROM {}runs WHERE run_no >= p.column1 ORDER BY run_no LIMIT 1) FROM (VALUES {}) AS p"
 

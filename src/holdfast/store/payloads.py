@@ -215,7 +215,7 @@ _TEXTS: dict[type, tuple[str, ...]] = {
 """Text fields written by a person or an error."""
 
 _OWN = frozenset({"options", "streams"})
-"""Fields with the engine's own JSON, and what a turn appends to streams, which `commit` seals separately."""
+"""Fields with the engine's JSON, and a turn's appends to streams, which `commit` seals separately."""
 
 _readers: dict[type, "msgspec.json.Decoder[Any]"] = {}
 
@@ -310,7 +310,7 @@ def _rewrite_payload(item: Any, scope: str, visit: Visit) -> Raw:
 
 
 class _Carried(Struct, frozen=True):
-    """The payloads in what a rotation carries over. The rest of that is the engine's, and every fold reads it."""
+    """The payloads in the data that a rotation carries over. The engine reads the rest in every fold."""
 
     last_error: ErrorInfo | None = None
     context: Raw | UnsetType = UNSET

@@ -532,7 +532,7 @@ class BusStore(Protocol):
     async def settle_outbox(self, sink: str, items: Sequence[OutboxSettlement], progress: SinkProgress) -> list[bool]:
         """Delete entries of a sink, put back what is left of them, and store the sink's progress, in one commit.
 
-        False for an entry that is no longer as it was found; that entry is left alone. So a relay that was overtaken by
+        False for an entry that has changed since it was found; it is left alone. So a relay that was overtaken by
         another one puts nothing back. Counts are added in any case. If `progress.number` is not the sink's, nothing is
         changed and all answers are False: the sink was removed and created again, and the new one received nothing.
         """

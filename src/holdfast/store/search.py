@@ -364,7 +364,7 @@ def found_runs(
 
 
 def part_of(query: RunQuery, cursor: Any) -> RunQuery:
-    """Return the next part of a query that must be answered in full: what comes behind the runs found so far."""
+    """Return the query for the next part of an answer; the same query, unless it must be answered in full."""
     if not _is_answered_in_full(query):
         return query
     return replace(query, look=LONG_LOOK, before=query.before if cursor is None else cursor)

@@ -3,7 +3,7 @@
 -- The schema of a store. `holdfast.` is replaced by the requested schema. Instants are microseconds since 1970; JSON is
 -- stored as text. Inside the schema a run is identified by run_no. Text is compared byte by byte, as everywhere else.
 --
--- A transaction that changes any part of a run holds the lock of its row in `runs`. These locks are acquired in order of
+-- A transaction that changes any part of a run holds the lock of its row in `runs`. These are acquired in order of
 -- run ids; all other tables are written under them. There are two exceptions without a run's lock: `acquire_jobs` skips
 -- jobs that are locked, and a node writes its own lease.
 

@@ -441,7 +441,7 @@ class Mirror:
             self.nodes[record.node] = HeldNode(record, found.etag, now)
 
     async def sweep(self, now: Instant) -> list[str]:
-        """List all heads, read those that have changed, and return the runs of which no announcement was seen.
+        """List all heads, read those that have changed, and return the runs for which no announcement was seen.
 
         Old names are deleted, and the index is written if something has changed since the last one.
         """

@@ -14,7 +14,7 @@ from holdfast.store.wakeups import Ended, Interest, Listener, LocalWakeups, Topi
 
 FIRST_LOOK_S = 1.0
 LOOK_S = 5.0
-"""How often to look for changes: at first, and after some looks in vain. This bounds the latency of others' changes."""
+"""How often to look for changes: at first, and after some looks without news. This bounds how late they are found."""
 
 NOTIFIED_LOOK_S = 30.0
 """The same where other processes notify this one."""

@@ -877,7 +877,7 @@ class S3Store(WithoutBus):
         return answers
 
     async def _unless_deleted(self, run: StoredRun, read: Awaitable[T]) -> T | None:
-        """Return what was read of a run; None if a part of it is missing because the run is just being deleted.
+        """Return what was read of a run; None if a part of it is missing because the run is being deleted.
 
         The request of a run is deleted first, its head last.
         """
