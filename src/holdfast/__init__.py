@@ -1,8 +1,8 @@
 """Holdfast: durable workflows for Python.
 
 Everything that the documentation uses is here, in `holdfast.errors`, `holdfast.client`, `holdfast.service` and
-`holdfast.testing`; modules below those are internal. What needs the web server or OpenTelemetry is imported when it is
-first used, so that `import holdfast` stays fast and needs neither.
+`holdfast.testing`; modules below those are internal. Names that need the web server or OpenTelemetry are imported on
+first use, so that `import holdfast` stays fast and needs neither.
 """
 
 from importlib import import_module
@@ -219,7 +219,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is not needed by everybody when it is first used."""
+    """Import optional names on first use."""
     if name not in _LAZY:
         hint = f": it is holdfast.errors.{name}" if hasattr(errors, name) else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

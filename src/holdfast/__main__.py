@@ -1,4 +1,4 @@
-"""`python -m holdfast` is the command `holdfast`."""
+"""`python -m holdfast` runs the command `holdfast`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`Activity`: what `@app.activity` returns. Its call inside a workflow is a durable step; elsewhere a plain call."""
+"""`Activity`: what `@app.activity` returns. A call inside a workflow is a durable step; elsewhere, a plain call."""
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
@@ -39,7 +39,7 @@ class Activity(Generic[P, R]):
     ) -> None:
         self.definition = definition
         self.call = call
-        """How it is called: the name of the step, its idempotency key, what a cancellation does."""
+        """The options of the call: the name of the step, its idempotency key, the effect of a cancellation."""
         self.call_options = options or definition.options
         """The options of the calls made through it."""
         self._encoded_options = encode_options(self.call_options)
@@ -48,7 +48,7 @@ class Activity(Generic[P, R]):
     def options(self, **changes: Any) -> "Activity[P, R]":
         """Return the same activity with other options for the calls made through it.
 
-        They are the options of `@app.activity`, and two of the call: `name` is the name of its step, and
+        They are the options of `@app.activity`, and two more for the call: `name` is the name of its step, and
         `idempotency_key`, a text, replaces the computed key. With `cancel="wait"`, a cancellation while the call is
         awaited waits for its outcome: a result is returned, and the code is cancelled at its next wait.
         """
@@ -56,7 +56,7 @@ class Activity(Generic[P, R]):
         return Activity(self.definition, activity_options(self.call_options, **changes), call)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Run it as a durable step inside a workflow; outside one only call the function. Either is to be awaited."""
+        """Run it as a durable step inside a workflow; elsewhere just call the function. Await the result either way."""
         program = current_program()
         if program is None:
             return self._plain(args, kwargs)
@@ -70,7 +70,7 @@ class Activity(Generic[P, R]):
 
 
 def activity_options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
-    """Return options with some of them changed; durations are given as timedeltas or seconds."""
+    """Return the options with changes; durations are given as timedeltas or seconds."""
     known: dict[str, Callable[[Any], dict[str, Any]]] = {
         "retry": lambda value: {"retry": _retry(value)},
         "queue": lambda value: {"queue": value},
@@ -85,15 +85,15 @@ def activity_options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
         if name not in known:
             raise InvalidInput(_unknown_option(name, known), field=name)
         fields |= known[name](value)
-    if fields.get("queue", "") != "":  # the empty one is none
+    if fields.get("queue", "") != "":  # an empty name means no queue
         require_step_name("queue", fields["queue"])
     return replace(base, **fields)
 
 
 OF_THE_CALL = ("cancel", "idempotency_key", "name")
-"""What `Activity.options` and `App.activity` take beside the options of `ActivityOptions`."""
+"""The options of `Activity.options` and `App.activity` besides those of `ActivityOptions`."""
 OF_THE_DEFINITION = ("limit", "raises", "retry_if", "verify", "verify_retry", "verify_timeout")
-"""What only `App.activity` takes."""
+"""The options of `App.activity` alone."""
 
 
 def _unknown_option(name: str, known: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """`App`: where workflows and activities are registered, and where runs are started.
 
-An app is a plain object; there is no global state. A call of a registered activity is a durable step inside a workflow.
-Elsewhere it only calls the function, async or not, so unit tests need no setup.
+An app is a plain object; there is no global state. Inside a workflow, a call of a registered activity is a durable
+step. Elsewhere it only calls the function, async or not, so unit tests need no setup.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ Failures = type[Exception] | tuple[type[Exception], ...]
 ProjectionFunction = TypeVar("ProjectionFunction", bound=Callable[[list[dict[str, Any]]], Any])
 
 LIFE_DIGITS = 12
-"""How many characters of a new id distinguish one life of a node from others of the same name."""
+"""How many characters of a new id distinguish a process from others with the same node name."""
 
 
 def _sink(**given: Any) -> Sink:
@@ -111,13 +111,13 @@ def _sink(**given: Any) -> Sink:
 
 
 class RegistersWorkflow(Protocol):
-    """What `@app.workflow(...)` gives: a decorator that keeps the types of what it decorates."""
+    """What `@app.workflow(...)` returns: a decorator that preserves the types of the decorated function."""
 
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]: ...
 
 
 class RegistersActivity(Protocol):
-    """What `@app.activity(...)` gives: a decorator that keeps the types of what it decorates."""
+    """What `@app.activity(...)` returns: a decorator that preserves the types of the decorated function."""
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Activity[P, R]: ...
@@ -146,17 +146,17 @@ class App:
         retention: Retention | None = None,
         on_error: OnError = "pause",
     ) -> None:
-        """Options that are not given here come from the settings, where these have them.
+        """Options that are not given here come from the settings, if they have them.
 
-        - `limits`: the bounds of the installation.
+        - `limits`: the limits of the installation.
         - `codecs`: they encode payloads on their way to the store, such as `Encryption`.
         - `artifacts`: where artifacts and large values are kept.
-        - `secrets`: where the values of secrets come from, a provider or its address.
+        - `secrets`: the source of the values of secrets, a provider or its address.
         - `retention`: how long finished data is kept. Without it, and without settings, nothing is deleted.
         - `attributes`: the types of search attributes, by name. See docs/search.md.
         - `converters`: how values of your own types are stored. See docs/types.md.
         - `plan_sources`: prefixes of addresses from which plans may be read, such as `https://plans.example.com/`.
-        - `authoriser`: decides who may do what with which run. See docs/access.md.
+        - `authoriser`: decides who may perform which operation on which run. See docs/access.md.
         - `allow_cross_tenant_signals`: workflows may signal runs of other tenants, projects and environments.
         - `on_error`: what an unhandled exception of a workflow does: `pause` the run until the code is fixed, or `fail`
           it.
@@ -169,20 +169,20 @@ class App:
             raise InvalidInput(f"limits are an hf.Limits, not {limits!r}", field="limits")
         self.name = name
         self.on_error = error_policy(on_error)
-        """What an exception does that a workflow does not handle, unless the workflow says otherwise."""
+        """The effect of an unhandled exception of a workflow, unless the workflow overrides it."""
         self.logger = logger_of(name)
         """The app's log. Its records carry the run and the step; it is silent while a history is replayed."""
         self._given_limits = limits
         self.codecs = tuple(codecs)
-        """What seals payloads on their way to the store, in this order."""
+        """The codecs that seal payloads on their way to the store, in this order."""
         self.artifacts = artifacts
-        """Where artifacts and large values are kept, unless it is what the settings name."""
+        """Where artifacts and large values are kept, instead of where the settings name."""
         self.retention = retention
-        """How long what is over is kept, unless it is what the settings say."""
+        """How long finished data is kept, instead of what the settings define."""
         self._ids = ids or SystemIds()
         self._rng = rng or SystemRng()
         self.authoriser = authoriser
-        """Decides what may be asked of runs, for nodes that are opened from now on; None permits everything."""
+        """Authorises operations on runs, for nodes that are opened from now on; None permits everything."""
         self.registry = Registry(
             limits, allow_cross_tenant_signals=allow_cross_tenant_signals, values=Values(converters)
         )
@@ -191,11 +191,11 @@ class App:
         self.registry.secrets = None if secrets is None else open_provider(secrets)
         self._plan_sources = plan_sources if isinstance(plan_sources, PlanSources) else PlanSources(plan_sources)
         self.plans = AppPlans(self.registry, self.runtime)
-        """The plans that can be run: documents instead of code."""
+        """The plans that can be executed: documents instead of code."""
         self.schedules = AppSchedules(name, self.registry, self._known, self.runtime)
-        """Its schedules, while a node is open."""
+        """The schedules of the app, while a node is open."""
         self.runtimes = OpenRuntimes()
-        """The runtimes of the nodes and connections that are open."""
+        """The runtimes of the open nodes and connections."""
 
     # --- registering
 
@@ -269,10 +269,10 @@ class App:
     def lock(self, name: str, *, at_once: int = 1, rate: tuple[int, timedelta] | None = None) -> Lock:
         """Declare a lock between runs. `async with accounts("17"):` admits one run at a time for each key.
 
-        With `at_once`, that many runs may hold a key together. A `rate` of `(10, timedelta(seconds=1))` lets that many
-        enter in that time, all keys together. Apps on the same store that declare the same name share the lock. The
-        lock is released when its holder leaves the block or ends, also after a crash. Runs of the workflow `lock:NAME`
-        show who holds it and who waits. See docs/locks.md.
+        With `at_once`, that many runs may hold a key concurrently. A `rate` of `(10, timedelta(seconds=1))` admits that
+        many in that period, for all keys together. Apps on the same store that declare the same name share the lock.
+        The lock is released when its holder leaves the block or ends, even after a crash. Runs of the workflow
+        `lock:NAME` show who holds it and who waits. See docs/locks.md.
         """
         if type(at_once) is not int or at_once < 1:
             raise InvalidInput(f"at_once is a whole number from 1, not {at_once!r}", field="at_once")
@@ -294,9 +294,9 @@ class App:
     def external_workflow(self, workflow: Any, /, *, name: str | None = None, version: str = "1") -> Any:
         """Return a workflow of another app on the same store, to call it as a child or to start it.
 
-        Given a name, it takes arguments by name. Given an async function without a body, with the same parameters and
-        result, calls are checked and typed. This process does not need its code and never executes it. Its approval and
-        its limits apply. A child waits until a node has that version.
+        If you pass a name, the workflow takes arguments by name. If you pass an async function without a body, with the
+        same parameters and result, calls are checked and typed. This process does not need the workflow's code and
+        never executes it. Its approval and its limits apply. A child waits until a node has that version.
         """
         _check_version(version)
         definition = ExternalWorkflow(workflow, name, version, self.registry.values)
@@ -321,7 +321,7 @@ class App:
     ) -> Flow[S]:
         """Register a flow: a tree of steps around a state of this type (a dataclass, a Struct, a pydantic model).
 
-        It is started with a state, and its result is the last state. The signals in the tree are declared with it.
+        It is started with a state, and its result is the last state. This also declares the signals in the tree.
         `doc` is its description. The other arguments are those of `workflow`; `key` is a function of `state`. See
         docs/flows.md.
         """
@@ -382,7 +382,7 @@ class App:
           repeated, `verify`, a function of the same arguments, returns whether it has happened: `NotCompleted`,
           `Completed`, `CompletedWithoutResult` or `Indeterminate`, within `verify_timeout`. A verifier that raises or
           times out is retried as `verify_retry` says, before an operator is asked. See docs/reconciliation.md.
-        - `raises`: exceptions that a workflow can catch by their own classes. What it gets is also an `ActivityFailed`.
+        - `raises`: exceptions that a workflow can catch by their own classes. They are also `ActivityFailed` errors.
         - `retry_if`: a function of the exception that returns whether it is retried at all.
         - `cancel="wait"`: a cancellation waits for the outcome of a running call.
         - `limit`: bounds concurrent calls and calls per period, over all nodes. See `ActivityLimit`.
@@ -431,9 +431,9 @@ class App:
     def projection(self, name: str, **options: Any) -> Callable[[ProjectionFunction], ProjectionFunction]:
         """Register a function that gets the events of runs, as CloudEvents, in order for each run.
 
-        The store keeps the events that it has not handled yet: after a crash it continues there. It may get an event
-        twice, with the same id. It is called on one node at a time, with events of one run, and may be async. If it
-        raises, it is called again. Options are the fields of `Sink`.
+        The store keeps the events that the function has not handled yet, and continues there after a crash. It may get
+        an event twice, with the same id. It is called on one node at a time, with events of one run, and may be async.
+        If it raises, it is called again. Options are the fields of `Sink`.
         """
 
         def register(function: ProjectionFunction) -> ProjectionFunction:
@@ -456,8 +456,8 @@ class App:
     def middleware(self, kind: MiddlewareKind, /) -> Callable[[Any], Any]:
         """Register an async function around each `workflow`, each attempt of an `activity`, or each `client` call.
 
-        It gets the call and `call_next`, and returns the result of `await call_next(call)`, or another one. The one
-        that is registered first is the outermost. See docs/middleware.md.
+        It gets the call and `call_next`, and returns the result of `await call_next(call)`, or another result. The
+        middleware that is registered first is the outermost. See docs/middleware.md.
         """
         registered = self.registry.middleware.of(kind)
 
@@ -472,8 +472,8 @@ class App:
     def on_failed(self, hook: RunHook) -> RunHook:
         """Register a function that is called with the id of a failed run and the reason. It may be async.
 
-        The node that has committed the failure calls it once. If that node is lost, it is not called again: use a
-        projection for what must not be missed. Its exceptions are logged.
+        The node that committed the failure calls it once. If that node is lost, it is not called again: use a
+        projection if no call may be missed. Its exceptions are logged.
         """
         self.registry.on_failed.append(_checked_hook("on_failed", hook))
         return hook
@@ -489,7 +489,7 @@ class App:
         """Declare a schedule, as a decorator of a workflow or with `workflow=`.
 
         `@app.schedule("0 9 * * MON-FRI", tz="Europe/Sofia")`, or with `every=` a timedelta, or once with `at=` a
-        datetime. It is stored when a node opens, under `schedule_id` or the workflow's name. Changes by operators stay
+        datetime. It is stored when a node opens, under `schedule_id` or the workflow's name. Operators' changes survive
         when the code is deployed again. See docs/schedules.md.
         """
 
@@ -503,9 +503,9 @@ class App:
         return declare
 
     def run(self, run_id: str | None = None) -> RunHandle[Any]:
-        """Return the handle of an existing run. Inside a workflow you can signal it, durably.
+        """Return the handle of an existing run. Inside a workflow you can signal it durably.
 
-        Inside a workflow, without an id, it is the run itself.
+        Inside a workflow, without an id, it is the workflow's own run.
         """
         program = current_program()
         if program is not None:
@@ -522,7 +522,7 @@ class App:
     async def signal_many(self, signals: Sequence[Outgoing]) -> list[AcceptedSignalResult | CallerError]:
         """Send signals, each a dict of `run_id`, `name` and other arguments of `RunHandle.signal`.
 
-        Return for each, in order, its result or the error that refuses it.
+        Return the result of each, in order, or the error that refuses it.
         """
         if self.runtimes.current() is None or current_program() is not None:
             raise InvalidInput("no node is open: send signals inside `async with app.node(...)`, outside of workflows")
@@ -533,7 +533,7 @@ class App:
         return self.runtime().waits(run_id, name)
 
     def signal_schemas(self, workflow: Workflow[..., Any]) -> dict[str, dict[str, Any]]:
-        """Return the JSON Schema of each signal that the workflow declares, by its name."""
+        """Return the JSON Schema of each signal that the workflow declares, by name."""
         definition = self._known(workflow)
         return {name: definition.values.schema(kind) for name, kind in definition.signals.items()}
 
@@ -548,22 +548,22 @@ class App:
     async def complete_activity(self, token: str, result: Any = None) -> None:
         """Report the result of an activity that ended with `complete_later`. It is durable on return.
 
-        Each attempt takes one outcome, and the first counts. A second one gets `Conflict`, and so does one after the
-        step was closed in another way. The same outcome again gets the same answer, so you can repeat the call after an
-        error of the store. An invalid token gets `InvalidInput`, a finished run `RunTerminal`. While the step is open,
-        a success counts even after the attempt's time-out.
+        Each attempt takes one outcome, and the first counts. A second one raises `Conflict`, and so does one after the
+        step was closed in another way. Repeating the same outcome has the same result, so you can repeat the call after
+        a store error. An invalid token raises `InvalidInput`, a finished run `RunTerminal`. While the step is open, a
+        success counts even after the attempt's time-out.
         """
         await self.runtime().complete_activity(token, result)
 
     async def fail_activity(self, token: str, error: BaseException | str) -> None:
-        """Report that such an activity has failed. It is retried by its policy, unless it is `NonRetryable`.
+        """Report that such an activity has failed. It is retried by its policy, unless the error is `NonRetryable`.
 
-        It answers like `complete_activity`. If the step is in a later attempt, it answers with `Conflict`.
+        Errors are those of `complete_activity`. If the step is in a later attempt, it raises `Conflict`.
         """
         await self.runtime().fail_activity(token, error)
 
     async def heartbeat_activity(self, token: str) -> None:
-        """Report that the holder of a callback is still working: its `heartbeat_timeout` starts anew.
+        """Report that the holder of a callback is still working: its `heartbeat_timeout` starts again.
 
         If it is too late, or the callback has no such time-out, it raises `Conflict`.
         """
@@ -578,7 +578,7 @@ class App:
         after: DeadLetter | None = None,
         limit: int = 100,
     ) -> list[DeadLetterHandle]:
-        """Return dead letters, the oldest first, after the given one."""
+        """Return dead letters, oldest first, after the given one."""
         start = (0, "") if after is None else (after.died_at, after.letter_id)
         query = DeadLetterQuery(run_id=run_id, reason=reason, settled=settled, after=start, limit=limit)
         return await self.runtime().dead_letters(query)
@@ -591,13 +591,13 @@ class App:
         return await self.runtime().dequeue_and_start()
 
     def _known(self, workflow: Any, version: str | None = None) -> WorkflowDefinition:
-        """Return a workflow of this app; with a version, that one of it."""
+        """Return a workflow of this app, in this version if one is given."""
         if not isinstance(workflow, Workflow):
             name = getattr(workflow, "__qualname__", repr(workflow))
             hint = f"; by its name it is app.external_workflow({name})" if isinstance(workflow, str) else ""
             what = f"{name} is not a workflow: register the function with @app.workflow, and start that{hint}"
             raise InvalidInput(what, field="workflow")
-        if workflow.call != PLAIN_CHILD:  # asked here: a plain start does not go through another module for it
+        if workflow.call != PLAIN_CHILD:  # checked here, so that a plain start does not call another module
             refuse_child_options(workflow)
         definition = workflow.definition
         if definition.is_external:
@@ -628,8 +628,8 @@ class App:
     ) -> AsyncIterator[Node]:
         """Run this app's workflows while the context is open. The store is an address, a store, or `HOLDFAST_STORE`.
 
-        A node that restarts under the same name takes over its former runs. Without a name it gets a new one. Signals
-        of the process are not handled: the node stops when the context ends. See `serve`.
+        A node that restarts under the same name takes over its former runs. Without a name it gets a new one. It does
+        not handle process signals: the node stops when the context ends. See `serve`.
         """
         refuse_inside("node", "nothing is opened: the run has its node already")
         options = options or NodeOptions()
@@ -670,7 +670,7 @@ class App:
             raise node.failure
 
     def _life_of(self, name: str | None) -> str:
-        """Return the name of a node with what distinguishes this life of it from others."""
+        """Return the name of a node with a suffix that distinguishes this process from others with the same name."""
         if name is not None and (problem := check_node_name(name)) is not None:
             raise problem
         name = name or f"{self.name}-{self._ids.new_id()}".replace(LIFE, "-")
@@ -694,7 +694,7 @@ class App:
 
     @asynccontextmanager
     async def connect(self, store: str | port.Store | None = None) -> AsyncIterator[None]:
-        """Start runs, send to them and wait for them while the context is open. Other nodes execute them."""
+        """Start runs, send to them and wait for them while the context is open. Nodes elsewhere execute them."""
         async with self.node(store, options=NodeOptions(takes_runs=False, relays=False, sample_s=None)):
             yield
 
@@ -703,8 +703,8 @@ class App:
     ) -> None:
         """Run a node until SIGTERM or SIGINT, then let running activities finish, for at most `drain_s`.
 
-        A second signal ends the process at once. A node that restarts under the same name takes over its former runs.
-        It works only in the main thread, and raises an error of the node itself.
+        A second signal ends the process immediately. A node that restarts under the same name takes over its former
+        runs. This works only in the main thread. If the node itself fails, its error is raised.
         """
         with termination_signal() as asked:
             work = describe_work(self.registry.workflow_names(), options or NodeOptions())
@@ -747,10 +747,10 @@ class App:
         """Start a run with these arguments, and return its handle. The same request again returns the same run.
 
         - `request_id` makes the start idempotent within `tenant`, `project` and `environment`, the owner of the run;
-          `workflow_version` is a part of the request if it is given. `reuse` is for a `run_id` that is in use.
-        - `arguments`: the arguments by name, where a parameter has the name of an option.
+          `workflow_version` is part of the request if it is given. `reuse` decides what happens if `run_id` is in use.
+        - `arguments`: the arguments by name, if a parameter has the name of an option.
         - `with_signal`: a dict of `name`, `payload` and `signal_id`, for the new run or the existing one.
-        - `reference_key`, `reference_parts`, `attributes`, `tags`: the run is found by them. See docs/search.md.
+        - `reference_key`, `reference_parts`, `attributes`, `tags`: used to find the run. See docs/search.md.
         - `at`, a datetime with a time zone, or `after`: PENDING until then. `priority`: higher is admitted first.
         - `execution_timeout` bounds the whole run, `run_timeout` the time since its last rotation. Then it cleans up
           for `cleanup_timeout` and fails with `RunTimedOut`.
@@ -788,7 +788,7 @@ class App:
         return RunHandle(runtime, started.run_id, started_as, None, started.is_reused, connection is None)
 
     def runtime(self) -> Runtime:
-        """Return the runtime of the open node, with every verb by definition and for a caller. For services."""
+        """Return the runtime of the open node. Services use it for operations by definition and for a caller."""
         runtime = self.runtimes.current()
         if runtime is None:
             raise InvalidInput("no node is open: use `async with app.node(...)` or `app.connect(...)`")
@@ -796,25 +796,25 @@ class App:
 
 
 class OpenRuntimes:
-    """The runtimes of an app that are open, each with the event loop in which it was opened."""
+    """The open runtimes of an app, each with the event loop in which it was opened."""
 
     def __init__(self) -> None:
         self._open: list[tuple[asyncio.AbstractEventLoop, Runtime]] = []
         self.tested: port.Store | None = None
-        """The store of the `TestNode` that is open, if one is. No other store is opened meanwhile."""
+        """The store of the open `TestNode`, if there is one. No other store is opened in the meantime."""
 
     def check_store(self, store: object) -> None:
-        """Refuse to open another store than that of the open `TestNode`: the test would leave it unnoticed."""
+        """Refuse to open a store other than that of the open `TestNode`: the test would use it unnoticed."""
         if self.tested is not None and store is not self.tested:
             text = "a TestNode of this app is open, and calls would go to another store: open one or the other"
             raise InvalidInput(text, field="store")
 
     def add(self, runtime: Runtime) -> None:
-        """Note that a runtime was opened in the running event loop."""
+        """Add a runtime that was opened in the running event loop."""
         self._open.append((asyncio.get_running_loop(), runtime))
 
     def remove(self, runtime: Runtime) -> None:
-        """Note that a runtime is being closed."""
+        """Remove a runtime that is being closed."""
         self._open = [each for each in self._open if each[1] is not runtime]
 
     def has(self, runtime: Runtime) -> bool:
@@ -822,7 +822,7 @@ class OpenRuntimes:
         return any(opened is runtime for _, opened in self._open)
 
     def current(self) -> Runtime | None:
-        """Return the runtime that was opened last in the running event loop, or else the last of all."""
+        """Return the runtime that was opened last in the running event loop, or else the last one of all."""
         if len(self._open) > 1:
             running = asyncio._get_running_loop()
             for loop, runtime in reversed(self._open):
@@ -838,7 +838,7 @@ def _checked_hook(field: str, hook: Any) -> RunHook:
 
 
 def _name_of(function: Any, kind: str) -> str:
-    """Return the name of a function that is registered; raise if it is none."""
+    """Return the name of a function to register; raise if it is not a function."""
     if isinstance(function, str):
         raise InvalidInput(f"to give it another name, register it with @app.{kind}(name={function!r})", field="name")
     if not callable(function) or isclass(function):

@@ -18,18 +18,18 @@ from holdfast.run import RunHandle
 from holdfast.store.queries import PlanQuery
 
 PlanDocument = dict[str, Any] | str | bytes
-"""A plan: its text, the bytes of it, or a plain value."""
+"""A plan: its text, the bytes of the text, or a plain value."""
 
 
 class AppPlans:
-    """The plans of an app's installation. `runtime` returns the one that is open."""
+    """The plans of an app's installation. `runtime` returns the open runtime."""
 
     def __init__(self, registry: Registry, runtime: Callable[[], Runtime]) -> None:
         self._registry = registry
         self._runtime = runtime
 
     def validate(self, document: PlanDocument) -> list[PlanProblem]:
-        """Return every problem of a plan with its position: in the document, and with what is registered here."""
+        """Return every problem of a plan with its position: in the document itself, or with what is registered here."""
         return check_plan(body_of(document), self._registry)[1]
 
     async def register(self, document: PlanDocument, *, tenant: str = "default", uri: str = "") -> RegisteredPlan:
@@ -52,7 +52,7 @@ class AppPlans:
         after: RegisteredPlan | None = None,
         limit: int = 100,
     ) -> Sequence[RegisteredPlan]:
-        """Return registered versions, ordered by id and version, from after one that was returned before."""
+        """Return registered versions, ordered by id and version, after one that was returned before."""
         place = ("", "", "") if after is None else (after.tenant, after.plan_id, after.plan_version)
         return await self._runtime().plans.find(PlanQuery(tenant=tenant, plan_id=plan_id, after=place, limit=limit))
 
@@ -62,7 +62,7 @@ class AppPlans:
         inputs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> RunHandle[Any]:
-        """Start a run of a plan: of a registered one by its id, of one that a `PlanRef` names, or of a document.
+        """Start a run of a plan: a registered one by its id, one that a `PlanRef` names, or a document.
 
         A document is a dict, bytes, or a text that has several lines or begins with `{`. `options` are those of
         `App.start`.

@@ -21,7 +21,7 @@ from holdfast.workflow import Workflow
 
 
 class SchedulePlace(TypedDict, total=False):
-    """Whose a schedule is; `default` where it is left out."""
+    """The owner of a schedule; omitted fields are `default`."""
 
     tenant: str
     project: str
@@ -29,7 +29,7 @@ class SchedulePlace(TypedDict, total=False):
 
 
 class ScheduleOptions(SchedulePlace, total=False):
-    """When a schedule starts runs, of what, and with what."""
+    """When a schedule starts runs, which workflow, and with which options."""
 
     workflow: Workflow[..., Any] | str
     """A workflow or flow, its name, or `plan:ID` for a registered plan."""
@@ -43,21 +43,21 @@ class ScheduleOptions(SchedulePlace, total=False):
     overlap: Overlap
     """While an earlier run is not finished: `skip` (the default), `queue`, `cancel-running` or `allow`."""
     jitter: timedelta
-    """Each tick is put off by up to this, always by the same for the same tick."""
+    """Each tick is delayed by up to this, always equally for the same tick."""
     catch_up: timedelta
-    """Ticks that no node could fire for longer than this are missed: a day, unless you say otherwise."""
+    """Ticks that no node could fire for longer than this are missed. The default is a day."""
     workflow_version: str
     reference_key: str
     tags: tuple[str, ...]
     priority: int
     context: Mapping[str, str]
-    """The context of its runs, beside what is bound where the schedule is made."""
+    """The context of its runs, in addition to the context that is bound where the schedule is created."""
 
 
 class AppSchedules:
     """The schedules of an app. Each belongs to a tenant, project and environment.
 
-    `known` returns the definition of a workflow of the app, and `runtime` the runtime that is open.
+    `known` returns the definition of a workflow of the app, and `runtime` the open runtime.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class AppSchedules:
         context: Mapping[str, str] | None = None,
         **when: Any,
     ) -> Schedule:
-        """Return a schedule of this app, as `App.schedule` declares it and `create` makes it."""
+        """Return a schedule of this app, as `App.schedule` declares and `create` creates it."""
         name = workflow if isinstance(workflow, str) else self._known(workflow).name
         if is_plan(name):
             packed = self._registry.values.encode(dict(input or {}))
@@ -116,7 +116,7 @@ class AppSchedules:
         return schedule
 
     async def create(self, schedule_id: str, cron: str = "", **options: Unpack[ScheduleOptions]) -> Schedule:
-        """Make a schedule. The options are those of `App.schedule`; `workflow` is needed."""
+        """Create a schedule. The options are those of `App.schedule`; `workflow` is required."""
         given: dict[str, Any] = {**options}
         workflow = given.pop("workflow", None)
         if workflow is None:
@@ -130,7 +130,7 @@ class AppSchedules:
         return await self._schedules.get((tenant, project, environment, schedule_id))
 
     async def pause(self, schedule_id: str, note: str = "", **place: Unpack[SchedulePlace]) -> Schedule:
-        """Fire no ticks until it is resumed; those of the meantime are not run."""
+        """Fire no ticks until the schedule is resumed; ticks in the meantime are not made up for."""
         return await self._schedules.pause(_place(schedule_id, place), note)
 
     async def resume(self, schedule_id: str, note: str = "", **place: Unpack[SchedulePlace]) -> Schedule:
@@ -140,7 +140,7 @@ class AppSchedules:
     async def trigger(
         self, schedule_id: str, *, request_id: str = "", **place: Unpack[SchedulePlace]
     ) -> RunHandle[Any]:
-        """Start a run of it now, beside its ticks and whatever runs."""
+        """Start a run now, in addition to the ticks and regardless of running ones."""
         run_id = await self._schedules.trigger(_place(schedule_id, place), request_id)
         return RunHandle(self._runtime(), run_id)
 

@@ -15,7 +15,7 @@ class Clock(Protocol):
     """Reads the time."""
 
     def now(self) -> int:
-        """Return microseconds since 1970-01-01T00:00:00Z. Never less than it has returned before."""
+        """Return microseconds since 1970-01-01T00:00:00Z. The result never decreases."""
         ...
 
 
@@ -23,12 +23,12 @@ class Ids(Protocol):
     """Makes ids."""
 
     def new_id(self) -> str:
-        """Return a fresh UUID whose text sorts by the time it was made, so that indexes stay local."""
+        """Return a new UUID that sorts as text by its time of creation, so that index inserts stay local."""
         ...
 
 
 class Rng(Protocol):
-    """Draws lots."""
+    """Draws random numbers."""
 
     def fraction(self) -> float:
         """Return a number from 0 (included) to 1 (excluded)."""
@@ -44,7 +44,7 @@ class Secrets(Protocol):
 
 
 class SystemClock:
-    """The machine's wall clock, held still while the machine's clock is set back."""
+    """The machine's wall clock. It stands still after the clock was set back."""
 
     def __init__(self) -> None:
         self._latest = 0
@@ -56,15 +56,15 @@ class SystemClock:
 
 
 def elapsed_us() -> int:
-    """Return microseconds since some moment: a measure of how long something takes, and no time of day."""
+    """Return microseconds since an arbitrary moment. It measures durations and is not a time of day."""
     return time.monotonic_ns() // 1_000
 
 
 class SystemIds:
-    """UUIDs of version 7: 48 bits of time, then chance."""
+    """UUIDs of version 7: 48 bits of time, then random bits."""
 
     def new_id(self) -> str:
-        """Return a fresh UUID of version 7."""
+        """Return a new UUID of version 7."""
         milliseconds = time.time_ns() // 1_000_000
         value = (milliseconds << 80) | (random.getrandbits(80) & ~(0xF << 76) & ~(0x3 << 62))
         digits = f"{value | (0x7 << 76) | (0x2 << 62):032x}"
@@ -80,7 +80,7 @@ class SystemRng:
 
 
 class SystemSecrets:
-    """The operating system's generator, which is fit for secrets."""
+    """The operating system's generator, which is suitable for secrets."""
 
     def new_secret(self) -> str:
         """Return 256 random bits as 64 hex digits."""

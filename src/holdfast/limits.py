@@ -1,7 +1,7 @@
-"""Every bound of the system, each with its reason.
+"""Every limit of the system, each with its reason.
 
-A limit that can be changed is a field of `Limits`; the default is what the contract names. The constants below the
-class are part of a format and cannot be configured.
+A configurable limit is a field of `Limits`, with the default that the contract names. The constants below the class
+are part of a format and cannot be configured.
 """
 
 from functools import cache
@@ -14,7 +14,7 @@ from holdfast.errors import InvalidInput
 
 
 def check_types(options: Struct) -> None:
-    """Refuse options of which a field is not of its type, as one that comes over the wire would be refused."""
+    """Refuse options with a field of the wrong type, as they would be refused when decoded from the wire."""
     for field, kind in _types(type(options)).items():
         value = getattr(options, field)
         try:
@@ -111,7 +111,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 SUSPECT_LOSSES = 2
-"""After how many losses in a row a run is tried alone, and each try is counted before it begins. Stores know it."""
+"""After this many consecutive losses a run is tried alone, and each try is counted before it begins. Stores know it."""
 
 SIGNAL_ID_BYTES = 128
 """The longest signal id, in UTF-8 bytes (SIG-5). It is part of keys in every store."""
@@ -120,7 +120,7 @@ NAME_BYTES = 255
 """The longest name of a plan, step, signal, tenant or run. It is part of keys in every store."""
 
 NODE_NAME_BYTES = 200
-"""The longest name of a node. What distinguishes its lives is added to it, within `NAME_BYTES`."""
+"""The longest name of a node. A suffix that distinguishes its processes is added to it, within `NAME_BYTES`."""
 
 ACTIVITY_NAME_BYTES = 200
 """The longest name of an activity or a queue. Steps, attempts and messages are named after it, within `NAME_BYTES`."""
@@ -129,59 +129,59 @@ IDEMPOTENCY_KEY_BYTES = 256
 """The longest idempotency key of an activity call, in UTF-8 bytes. It is part of keys in every store."""
 
 LOSSES_IN_A_ROW = 3
-"""After how many lost attempts in a row a keyed step waits for an operator: its function or verifier ends nodes."""
+"""After this many consecutive lost attempts a keyed step waits for an operator: its code seems to kill nodes."""
 
 VERIFY_TIMEOUT_MS = 30_000
-"""How long a verifier may take, unless its activity says otherwise."""
+"""How long a verifier may take, unless its activity overrides it."""
 
 ATTEMPTS_SHOWN = 20
-"""How many attempts of a keyed step an operator is shown: the last ones."""
+"""How many attempts of a keyed step are shown to an operator: the last ones."""
 
 ERROR_SHOWN_CHARS = 500
-"""How much of the error of an attempt an operator is shown."""
+"""How many characters of an attempt's error are shown to an operator."""
 
 CLOSED_EFFECTS = 100
-"""For how many keyed steps that are closed a run knows the result, to notice another one: the last ones."""
+"""For how many closed keyed steps, the last ones, a run knows the result, to detect a different one."""
 
 LIST_S = 10.0
-"""How long a store looks for what a list or a search names. A request for more than that is refused."""
+"""How long a store may take for a list or a search. A request that takes longer is refused."""
 
 SEARCH_WORDS = 10
 SEARCH_CHARS = 200
-"""How many words a search may have, and how long it may be: each word is looked for in every row."""
+"""The most words and the longest text of a search: each word is searched in every row."""
 
 WHERE_CHARS = 2_000
-"""How long the text of the conditions may be."""
+"""The longest text of conditions."""
 
 SEARCH_CONDITIONS = 10
-"""How many conditions on attributes a search may have."""
+"""The most conditions on attributes in a search."""
 
 COUNTED_ROWS = 10_000
-"""How many runs one count looks at, of those that are completed and of the others; a quarter of that for attributes."""
+"""The most runs that a count examines, of completed ones and of others; a quarter of that with attributes."""
 
 LEASE_MS = 3_600_000
-"""The longest lease of a node. One that ends much later than that from now was given by a clock that was ahead."""
+"""The longest lease of a node. One that ends much further in the future was granted by a clock that was ahead."""
 
 COMMENT_CHARS = 4_000
-"""The longest comment on a task. It stands in the run's history; longer texts are kept elsewhere."""
+"""The longest comment on a task. It is part of the run's history; keep longer texts elsewhere."""
 
 ERROR_TEXT_CHARS = 8_000
 """The longest error message or traceback kept in a history. Enough for a stack, too little for a dump."""
 
 ROTATIONS_IN_ONE_BREATH = 100
-"""How often a workflow may begin again without anything having happened. More is a loop without an end."""
+"""How often a workflow may rotate without anything happening in between. More is an endless loop."""
 
 PUBLISHED_BYTES = 4 * 1024
 """The most bytes that one call of `hf.publish` stores, as JSON."""
 
 STREAMS_PER_WRITER = 100
-"""To how many streams one attempt of an activity, or a workflow between two rotations, may write."""
+"""The most streams to which an attempt of an activity, or a workflow between two rotations, may write."""
 
 EVENT_BYTES = 350
-"""What an event takes in a store beside the values in it, about. Only the estimate of a history's size uses it."""
+"""The approximate size of an event in a store, without its values. Used only to estimate the size of a history."""
 
 ERROR_CAUSES = 10
-"""How many causes of an error are kept. A longer chain is a loop that is not worth reading."""
+"""The most causes that are kept of an error. A longer chain is a loop that is not worth reading."""
 
 PROJECTOR_LAG_MS = 5_000
 """A projection that is further behind than this is worth an alert (PRJ-3)."""
@@ -190,79 +190,79 @@ DURATION_MS = 1_000 * 366 * 24 * 3_600_000
 """The longest sleep or timeout: a thousand years. An instant much further off fits the integers of no store."""
 
 NESTED_RUNS = 20
-"""How deep runs may start runs. A workflow that starts itself must end somewhere."""
+"""How deeply runs may start runs. A workflow that starts itself must end somewhere."""
 
 JSON_DEPTH = 100
-"""How deep a value may be nested. Readers recurse, from stacks of any depth, and must never be the first to fail."""
+"""How deeply a value may be nested. Readers recurse, from stacks of any depth, and must never be the first to fail."""
 
 CONTEXT_BYTES = 4 * 1024
-"""The largest context of a run, as JSON. It is carried to every activity and into every child."""
+"""The largest context of a run, as JSON. It is passed to every activity and every child."""
 
 CONTEXT_KEYS = 32
-"""How many keys the context of a run may have."""
+"""The most keys in the context of a run."""
 
 TAGS = 50
-"""With how many tags a run is started at most."""
+"""The most tags with which a run is started."""
 
 ATTRIBUTES = 50
-"""How many search attributes an app may declare, and how many parts a run's reference may have."""
+"""The most search attributes that an app may declare, and the most parts of a run's reference."""
 
 ATTRIBUTE_BYTES = 256
-"""How long the text of a search attribute may be: it stands in an index."""
+"""The longest text of a search attribute: it is stored in an index."""
 
 ATTRIBUTE_ITEMS = 20
-"""How many texts a search attribute that is a list may have: each is a row of the index."""
+"""The most texts in a search attribute that is a list: each is a row of the index."""
 
 PRIORITY = 100
 """The highest priority of a queued run; its negative is the lowest."""
 
 PRIORITY_AGE_MS = 60_000
-"""For how much waiting one step of priority counts. So the lowest overtakes the highest after some three hours."""
+"""How much waiting time one step of priority is worth. So the lowest overtakes the highest after some three hours."""
 
 OVERLOAD_RETRY_MS = 1_000
-"""When to ask again for a start that was refused, where it is not known how long the runs inside will take."""
+"""When to retry a refused start, if it is not known how long the runs inside will take."""
 
 MAILBOX_SIGNALS = 500
-"""How many unread signals a run is loaded with whatever their names. Of more, only what its open waits can take."""
+"""How many unread signals are loaded with a run, whatever their names. Beyond, only those its open waits can take."""
 
 RESULT_SCHEMA_BYTES = 16 * 1024
-"""How large the JSON Schema of a result may be to be recorded with an activity that is completed later."""
+"""The largest JSON Schema of a result that is recorded with an activity that is completed later."""
 
 DEFINITION_BYTES = 1024 * 1024
-"""How large what a workflow declares may be, as JSON Schemas."""
+"""The largest declaration of a workflow, as JSON Schemas."""
 
 SECRETS = 100
-"""How many secrets one activity may be given. They are resolved with one call, before each attempt."""
+"""The most secrets of one activity. They are resolved with one call, before each attempt."""
 
 SECRET_CHARS_LEAST = 4
-"""How short the value of a secret may be. A shorter one is refused: to redact it would change every other text."""
+"""The shortest value of a secret. A shorter one is refused: redacting it would change every other text."""
 
 SECRET_BYTES = 64 * 1024
-"""How long the value of a secret may be. It is searched for in everything that an activity returns or raises."""
+"""The longest value of a secret. It is searched for in everything that an activity returns or raises."""
 
 SECRETS_S = 30.0
-"""How long a provider of secrets may take. Then the attempt fails, and is tried again like any other."""
+"""How long a provider of secrets may take. Then the attempt fails and is retried like any other."""
 
 PLAN_BYTES = 4 * 1024 * 1024
-"""How large the text of a plan may be: 10,000 steps with room. Every node that runs it keeps it in memory."""
+"""The largest text of a plan: enough for 10,000 steps. Every node that runs the plan keeps it in memory."""
 
 PLAN_STEPS = 10_000
-"""How many steps a plan may have, and how many items one `for_each`."""
+"""The most steps of a plan, and the most items of one `for_each`."""
 
 PLAN_DEPTH = 32
-"""How deep the values in a plan may be nested."""
+"""How deeply the values in a plan may be nested."""
 
 PLAN_VALUES = 1_000_000
-"""How many values the text of a plan may hold."""
+"""The most values in the text of a plan."""
 
 PLAN_PROBLEMS = 100
-"""How many problems of a plan are reported. The first ones are usually fixed first."""
+"""The most problems of a plan that are reported. The first ones are usually fixed first."""
 
 EXPRESSION_CHARS = 2_000
-"""How long the expression of a reference may be."""
+"""The longest expression of a reference."""
 
 EXPRESSION_STEPS = 1_000
-"""How many steps one expression may name."""
+"""The most steps that one expression may name."""
 
 EXPRESSION_VISITS = 1_000_000
-"""How much one expression may visit and build, counted in values: about a second."""
+"""The most values that one expression may visit and build: about a second."""

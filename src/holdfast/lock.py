@@ -1,8 +1,8 @@
-"""Locks between runs: one run at a time holds a key, the others wait in line.
+"""Locks between runs: one run at a time holds a key, and the others wait in a queue.
 
-A lock is built from existing parts. A run that enters starts a child, a run of the lock's own workflow, and waits for
-the signal that the child has started. The limit of that workflow admits one run for each key, in order, on whichever
-node, in every store. The child ends when it gets a signal, or with its parent, however the parent ends. There is no
+A lock is built from existing parts. A run that enters starts a child, which is a run of the lock's own workflow, and
+waits for the signal that the child has started. The limit of that workflow admits one run for each key, in order, on
+any node, in every store. The child ends when it gets a signal, or with its parent, however the parent ends. There is no
 table of locks and no polling, and operators see holders and waiters among the runs: as running and as pending.
 """
 
@@ -19,11 +19,11 @@ from holdfast.program.signals import granted, send_granted, wait_granted, wait_s
 from holdfast.workflow import ChildRun, Workflow
 
 _held: ContextVar[frozenset[tuple[str, str]]] = ContextVar("held locks", default=frozenset())
-"""The locks that the present task holds or waits for, with those of the tasks that made it."""
+"""The locks that the current task holds or waits for, including those of the tasks that created it."""
 
 
 async def hold(place: str, key: str, granted_to: str) -> None:
-    """Hold a lock: this runs once it is admitted. The workflow of every lock."""
+    """Hold a lock: the workflow of every lock. It runs once it is admitted."""
     parent = run_info().parent_run_id
     if parent is None:
         raise WorkflowFailed("a lock is held for the run that has asked for it: enter it inside a workflow")
@@ -32,7 +32,7 @@ async def hold(place: str, key: str, granted_to: str) -> None:
 
 
 def limit_key(place: str, key: str, granted_to: str) -> str:
-    """Return what runs of a lock are counted by."""
+    """Return the key by which runs of a lock are counted."""
     return f"{place}|{key}"
 
 
@@ -57,7 +57,7 @@ class Lock:
 
 
 class LockEntry:
-    """One time that a run waits for a lock, and holds it."""
+    """One acquisition of a lock by a run: waiting, then holding."""
 
     def __init__(
         self, name: str, key: str, timeout: timedelta | float | None, workflow: Workflow[[str, str, str], None]
@@ -79,7 +79,7 @@ class LockEntry:
         place = "|".join((about.tenant, about.project, about.environment))
         workflow = self._workflow.definition.name
         step_id = program.name_step(granted(workflow))
-        tags = (key,) if check_tag(key) is None else ()  # there may be none, and some tags are the engine's own
+        tags = (key,) if check_tag(key) is None else ()  # it may be empty, and some tags are reserved for the engine
         called = self._workflow.options(close_policy="cancel", tags=tags)
         self._child = called.child(place, key, step_id)
         entry = asyncio.ensure_future(wait_granted(program, step_id, workflow, self._timeout))

@@ -1,7 +1,7 @@
 """The registry: the workflows, activities and limits of an app, as they were registered.
 
-A node, `check-histories`, a queue worker and the service look definitions up here. What one of them adds to a
-registration (the bounds of an installation, the seconds of a turn) it gets with `bounded`, which shares the entries.
+A node, `check-histories`, a queue worker and the service look up definitions here. If one of them needs its own bounds
+(the limits of an installation, the seconds of a turn), it gets them with `bounded`, which shares the entries.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,15 +25,15 @@ from holdfast.program.secrets import SecretProvider
 from holdfast.program.values import PLAIN, Values
 
 TURN_S = 5.0
-"""How long the code of a workflow may block its node, unless the node's options say otherwise."""
+"""How long the code of a workflow may block its node, unless the node's options override it."""
 
 
 RunHook = Callable[[str, str], Any]
-"""Called with the id of a run, and why it has failed or is paused. It may be async."""
+"""Called with the id of a run and the reason of its failure or pause. It may be async."""
 
 
 class Registry:
-    """What an app can run. Entries are added and never taken away."""
+    """What an app can run. Entries are added and never removed."""
 
     __slots__ = (
         "activities",
@@ -73,11 +73,11 @@ class Registry:
         self.workflows: dict[tuple[str, str], WorkflowDefinition] = {}
         """The workflows, by name and version."""
         self.definitions: list[tuple[str, str]] = [ANY_PLAN]
-        """What a node can run: plans, whichever there are, and the workflows."""
+        """What a node can run: any plans, and the workflows."""
         self.claimable: list[tuple[str, str]] = with_levels(self.definitions)
-        """By what a node claims them: each with the levels of the stored format that this release understands."""
+        """The definitions by which a node claims runs: each with the format levels that this release understands."""
         self.newest: dict[str, WorkflowDefinition] = {}
-        """The version of each workflow that was registered last, by name."""
+        """The last registered version of each workflow, by name."""
         self.activities: dict[str, ActivityDefinition] = {}
         """The activities, by name."""
         self.call_limits: dict[str, CallLimit] = {}
@@ -87,11 +87,11 @@ class Registry:
         self.plans = PlanCache()
         """The plans that are in memory. Plans are data: they are kept in the store."""
         self.workflow_limits: dict[str, WorkflowLimit] = {}
-        """The limits of the workflows that have some, by name: those of the version that was registered last."""
+        """The limits of the workflows that have limits, by name: those of the last registered version."""
         self.schedules: dict[tuple[str, str, str, str], Schedule] = {}
         """The schedules that are declared in code, by tenant, project, environment and id."""
         self.approvals: set[tuple[str, str]] = set()
-        """The workflows whose runs do not start before they are approved, by name and version."""
+        """The workflows with runs that require approval before they start, by name and version."""
         self.allow_cross_tenant_signals = allow_cross_tenant_signals
         """Whether runs may signal runs of other tenants, projects and environments."""
         self.sinks: dict[str, Sink] = {}
@@ -103,7 +103,7 @@ class Registry:
         self.on_paused: list[RunHook] = []
         """Called when a run is paused."""
         self.secrets: SecretProvider | None = None
-        """Where the secrets of activities come from."""
+        """The source of the secrets of activities."""
         self.middleware = Middlewares()
         """The middleware of the app."""
         self.values = values
@@ -111,16 +111,16 @@ class Registry:
         self.attributes: Mapping[str, AttributeType] = {}
         """The types of search attributes that the app declares, by name."""
         self.limits = limits or Limits()
-        """The bounds that its programs keep to."""
+        """The limits that apply to its programs."""
         self.refuse_records: Callable[[], None] | None = None
-        """Raises why the store of the node keeps no records of steps with keys. None: it keeps them."""
+        """Raises the reason why the node's store keeps no records of keyed steps. None: it keeps them."""
         self.lacks_streams = False
         """Whether the store of the node keeps no streams."""
         self.turn_s = turn_s
-        """How long the code of a workflow may block its node; None sets no bound."""
+        """How long the code of a workflow may block its node; None sets no limit."""
 
     def bounded(self, limits: Limits, turn_s: float | None) -> "Registry":
-        """Return a registry with the same entries whose programs keep to these bounds."""
+        """Return a registry with the same entries, with these limits for its programs."""
         bounded = Registry(
             limits, turn_s, allow_cross_tenant_signals=self.allow_cross_tenant_signals, values=self.values
         )
@@ -141,7 +141,7 @@ class Registry:
         return bounded
 
     def add_workflow(self, definition: WorkflowDefinition, limit: WorkflowLimit | None = None) -> None:
-        """Add a workflow. Its limit replaces the one of earlier versions, also if it has none."""
+        """Add a workflow. Its limit replaces the limit of earlier versions, even if it has none."""
         key = (definition.name, definition.version)
         if key in self.workflows:
             raise InvalidInput(f"workflow {definition.name!r} is registered twice with version {definition.version!r}")
@@ -208,11 +208,11 @@ class Registry:
         return any(each.key_function is not None for each in self.activities.values())
 
     def activities_with_secrets(self) -> list[str]:
-        """Return the names of the activities that take secrets, or name some in their options, in order."""
+        """Return the names of the activities that take secrets or name secrets in their options, in order."""
         return sorted(name for name, each in self.activities.items() if each.takes_secrets or each.options.secrets)
 
     def fingerprints(self) -> dict[tuple[str, str], str]:
-        """Return the fingerprint of each workflow's code: it differs where the code of the same version does."""
+        """Return the fingerprint of each workflow's code: it differs if the code of the same version differs."""
         return {key: definition.fingerprint for key, definition in self.workflows.items()}
 
     def check_result(self, step: e.Body, result: Raw) -> None:

@@ -1,4 +1,4 @@
-"""`RunHandle`: one run, seen from outside."""
+"""`RunHandle`: the handle of one run."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
@@ -44,7 +44,7 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     is_reused: bool = False
     """Whether the start found a run with this id from another request, and left it unchanged."""
     _is_known: bool = False
-    """Whether it was started here, so that it exists, or did."""
+    """Whether it was started here, so that it exists or existed."""
 
     def __repr__(self) -> str:
         return f"<RunHandle {self.run_id}>"
@@ -263,13 +263,13 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     async def terminate(
         self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
     ) -> None:
-        """End the run at once, as cancelled, without clean-up."""
+        """End the run immediately, as cancelled, without clean-up."""
         await self._command("EMERGENCY_STOP", reason, actor, signal_id, wait=wait)
 
     async def retry_run(
         self, reason: str = "", *, from_start: bool = False, actor: str = "", signal_id: str | None = None
     ) -> "RunHandle[R]":
-        """Start a finished run again, as a new run, and return it. If unfinished: `Conflict`.
+        """Start a finished run again, as a new run, and return it. An unfinished run raises `Conflict`.
 
         A failed run continues from the step that failed: what was recorded is not executed again. With `from_start`,
         or after another end, the new run begins with the same input.
@@ -289,8 +289,8 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
     ) -> "RunHandle[R]":
         """Start a run that begins with the recorded results of this run up to event `at`, and return it.
 
-        The history is cut at the end of a commit: the last one that is not after `at`. Without `at` it is cut at the
-        last possible place before the run's end, so that a failed step is executed again. `input` has other arguments,
+        The history is cut at the end of a commit: the last one at or before `at`. Without `at` it is cut at the last
+        possible position before the run's end, so that a failed step is executed again. `input` replaces the arguments,
         by name. The same `request_id` returns the same fork. See docs/fork.md.
         """
         packed = None
@@ -334,7 +334,7 @@ class RunHandle(Struct, Generic[R], frozen=True, eq=False):
 
 
 def run_from_inside(run_id: str) -> RunHandle[Any]:
-    """Return the handle of a run for a workflow, which can signal and update it and do nothing else with it."""
+    """Return the handle of a run for a workflow, which can only signal and update it."""
     out_of_reach: Any = _OutOfReach()
     return RunHandle(out_of_reach, run_id)
 
@@ -347,5 +347,5 @@ class _OutOfReach:
 
 
 def reopened(handle: RunHandle[R], runtime: Runtime) -> RunHandle[R]:
-    """Return the handle of the same run for another runtime: the one that is open now."""
+    """Return a handle of the same run for another runtime: the one that is open now."""
     return replace(handle, _runtime=runtime)

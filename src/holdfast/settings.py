@@ -1,7 +1,7 @@
 """Settings: immutable, complete, and never silently ignored.
 
-They come from these sources, each of which overrides the one before: the defaults, a TOML file, environment variables
-(`HOLDFAST_STORE`, `HOLDFAST_LIMITS__BATCH_ITEMS`, …), and arguments. An unknown key is an error, in every source.
+They come from these sources, each of which overrides the previous one: the defaults, a TOML file, environment variables
+(`HOLDFAST_STORE`, `HOLDFAST_LIMITS__BATCH_ITEMS`, …), and arguments. An unknown key is an error in every source.
 """
 
 import re
@@ -22,17 +22,17 @@ Ownership = Literal["single-owner", "cas-required"]
 PREFIX = "HOLDFAST_"
 OIDC_CLIENT_SECRET = "HOLDFAST_OIDC_CLIENT_SECRET"
 FOR_CLIENTS = frozenset({"HOLDFAST_SERVER", "HOLDFAST_TOKEN", OIDC_CLIENT_SECRET})
-"""Variables of the same environment that say whom to ask, and are no settings of a store or a node."""
+"""Environment variables for clients, which are not settings of a store or a node."""
 
 
 class EncryptionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys with which payloads are encrypted. Without keys they are stored as they are."""
+    """The keys with which payloads are encrypted. Without keys they are stored unencrypted."""
 
     keys: str = ""
     """Keys as `id:key`, separated by commas, each 32 bytes in hex or base64. The first one encrypts, all decrypt."""
 
     keys_file: str = ""
-    """A file with such keys, one in a line, instead of `keys`."""
+    """A file with such keys, one per line, instead of `keys`."""
 
     encrypts: bool = True
     """Whether new payloads are encrypted. Set it to false until every node has the keys: they then only decrypt."""
@@ -84,7 +84,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     relay_events_s: int | None = None
 
     def given(self) -> dict[str, Any]:
-        """Return the options that are set, by their names."""
+        """Return the options that are set, by name."""
         options = {name: getattr(self, name) for name in self.__struct_fields__}
         return {name: value for name, value in options.items() if value is not None}
 
@@ -93,19 +93,19 @@ class RetentionRuleSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long finished runs of a workflow, with a status, or of a tenant are kept. A missing field matches all."""
 
     finished_days: float | None
-    """Counted from the end of the run. null keeps runs without end."""
+    """Counted from the end of the run. null keeps runs forever."""
     workflow: str | None = None
     status: str | None = None
     tenant: str | None = None
 
 
 class RetentionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long finished data is kept, in days. What has no value is kept without end."""
+    """How long finished data is kept, in days. Data without a value is kept forever."""
 
     finished_days: float | None = None
     """Finished runs with everything that belongs to them, counted from their end."""
     rules: tuple[RetentionRuleSettings, ...] = ()
-    """Rules that come before `finished_days`. The first that matches decides. In an environment variable: JSON."""
+    """Rules that precede `finished_days`. The first match decides. In an environment variable: JSON."""
     tasks_days: float | None = None
     """Tasks of finished runs that are kept longer."""
     snapshots_days: float | None = None
@@ -115,24 +115,24 @@ class RetentionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     audit_days: float | None = None
     """Entries of the audit log."""
     outbox_days: float | None = None
-    """What waits for sinks; alerts and dead letters of the bus, whether or not a sink got them."""
+    """Events that wait for sinks; alerts and dead letters of the bus, whether or not a sink got them."""
     archive_index_days: float | None = None
     """The record of where a deleted run is archived."""
     stale_runs_days: float | None = None
-    """Unfinished runs that have not changed for so long raise an alert."""
+    """Unfinished runs that have not changed for this long raise an alert."""
     stale_tasks_days: float | None = None
-    """Tasks that have been open for so long raise an alert."""
+    """Tasks that have been open for this long raise an alert."""
     cancel_stale_runs: bool = False
     cancel_stale_tasks: bool = False
     """Whether the runs of such tasks are cancelled."""
     archive: str = ""
     """Where histories are archived before they are deleted: `file:///var/lib/shop/archive`, `s3://bucket/prefix`."""
     every_s: float = 3_600.0
-    """How often a node looks for what to delete."""
+    """How often a node looks for data to delete."""
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings. Make them with `load_settings`, or directly in code."""
+    """All settings. Create them with `load_settings`, or directly in code."""
 
     store: str = "sqlite:///holdfast.db"
     """Where histories are kept: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://…`,
@@ -161,8 +161,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long finished data is kept. An app's own policy, `App(retention=…)`, replaces it."""
 
     secrets: str = ""
-    """Where the values of secrets come from: `env://PREFIX_`, `file:///run/secrets`, or the address of an installed
-    provider. Empty: there are none. An app's own provider, `App(secrets=…)`, replaces it."""
+    """The source of the values of secrets: `env://PREFIX_`, `file:///run/secrets`, or the address of an installed
+    provider. Empty: there are no secrets. An app's own provider, `App(secrets=…)`, replaces it."""
 
     limits: Limits = Limits()
     """The limits of this installation."""
@@ -183,25 +183,25 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def unknown_ownership(mode: object) -> InvalidInput:
-    """Return the error about what is no way to own runs: never taken for the one that checks nothing."""
+    """Return the error for an unknown ownership mode. It is never treated as the mode without checks."""
     known = " or ".join(map(repr, get_args(Ownership)))
     return InvalidInput(f"checkpoint_ownership is {known}, not {mode!r}", field="checkpoint_ownership")
 
 
 def without_password(address: str) -> str:
-    """Return an address as logs, errors and reports may show it: without a password, and of the options only a schema.
+    """Return an address for logs, errors and reports: without a password, and without options other than a schema.
 
-    What is no address of a known form is shown only where it cannot hold a password.
+    An address of an unknown form is shown only where it cannot contain a password.
     """
     scheme, separator, rest = address.partition("://")
     if not separator:
         return address if re.fullmatch(r"[\w./-]*", address) else "(an address that is not shown)"
-    if scheme == "sqlite" and rest.startswith("/"):  # a path, which may have an @ in it
+    if scheme == "sqlite" and rest.startswith("/"):  # a path, which may contain an @
         return address.partition("?")[0]
     before, at, place = rest.partition("?")[0].rpartition("@")
     if scheme not in ("postgres", "postgresql"):
         return f"{scheme}{separator}{at}{place}"
-    schema = re.search(r"[?&](schema=\w+)(?:&|$)", rest)  # with another schema it is another store
+    schema = re.search(r"[?&](schema=\w+)(?:&|$)", rest)  # another schema is another store
     return f"{scheme}{separator}{before.partition(':')[0]}{at}{place}" + (f"?{schema[1]}" if schema else "")
 
 
@@ -222,7 +222,7 @@ def load_settings(environ: Mapping[str, str], file: Path | None = None, **argume
 
 
 def _variable(problem: str, environ: Mapping[str, str]) -> str:
-    """Return the name of the variable that a problem is about, before its sentence; "" if it is about none."""
+    """Return the prefix with the name of the variable that a problem is about; "" if it is about none."""
     place = re.search(r"`\$\.?([\w.]*)", problem)
     unknown = re.search(r"unknown field `(\w+)`", problem)
     parts = [*(place[1].split(".") if place and place[1] else ()), *(unknown.groups() if unknown else ())]
@@ -231,7 +231,7 @@ def _variable(problem: str, environ: Mapping[str, str]) -> str:
 
 
 def _read_rules(given: dict[str, Any]) -> None:
-    """Read the rules of retention where they are a text, as in an environment variable."""
+    """Parse the retention rules if they are a text, as in an environment variable."""
     retention = given.get("retention")
     if isinstance(retention, dict) and isinstance(retention.get("rules"), str):
         try:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT for a process that is nothing but a node. A node inside another program leaves them alone."""
+"""SIGTERM and SIGINT for a process that only runs a node. A node inside another program does not handle them."""
 
 import asyncio
 import os
@@ -14,21 +14,21 @@ from holdfast.errors import InvalidInput
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
 LIFE = "_HOLDFAST_LIFE"
-"""The variable that `holdfast` sets for the processes it starts: a descriptor that ends with the command."""
+"""The variable that `holdfast` sets for the processes it starts: a file descriptor that closes with the command."""
 
 
 @contextmanager
 def termination_signal() -> Iterator["asyncio.Future[str]"]:
-    """Yield a future that gets the name of the first SIGTERM or SIGINT. A second one ends the process at once.
+    """Yield a future that gets the name of the first SIGTERM or SIGINT. A second one ends the process immediately.
 
-    In a process that the `holdfast` command has started it is the end of the command that counts as a signal, and
-    further signals do not: a service manager may signal both, and the command passes its own on.
+    In a process that the `holdfast` command has started, the end of the command counts as the signal, and further
+    signals do not: a service manager may signal both processes, and the command forwards its own signals.
 
-    Nor does the end of the process wait for threads: those that `asyncio.to_thread` makes are daemons from now on.
+    The end of the process does not wait for threads either: threads of `asyncio.to_thread` are daemons from now on.
 
-    At once means even if the event loop is stuck: what was acknowledged is durable, and other nodes take over the rest
-    when the lease has expired. Afterwards the former handlers are back. Only a process that is nothing but a node uses
-    this; a node inside another program leaves the signals of the operating system alone.
+    Immediately means even if the event loop is stuck: acknowledged work is durable, and other nodes take over the rest
+    when the lease has expired. On exit the previous handlers are restored. Only a process that just runs a node uses
+    this; a node inside another program does not touch the signals of the operating system.
     """
     if threading.current_thread() is not threading.main_thread():
         raise InvalidInput("only the main thread receives SIGTERM: elsewhere use `async with app.node(...)`")
@@ -37,7 +37,7 @@ def termination_signal() -> Iterator["asyncio.Future[str]"]:
     is_asked = False
     life = os.environ.pop(LIFE, None)
 
-    # Handlers of the interpreter and not of the loop: they are called while a callback of the loop does not return.
+    # Handlers of the interpreter and not of the loop: they are called even while a callback of the loop is blocked.
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal is_asked
         if not is_asked:
@@ -52,7 +52,7 @@ def termination_signal() -> Iterator["asyncio.Future[str]"]:
             os._exit(128 + signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    if life is not None:  # in a thread, which goes on if the event loop is stuck
+    if life is not None:  # in a thread, which runs even if the event loop is stuck
         threading.Thread(target=end_with_command, args=[int(life)], name="end with command", daemon=True).start()
     loop.set_default_executor(DaemonExecutor())
     before = {ending: signal.signal(ending, ask) for ending in ENDING}

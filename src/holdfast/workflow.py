@@ -1,6 +1,6 @@
 """`Workflow` and `Flow`: what `@app.workflow` and `App.flow` return, and how a workflow starts others.
 
-Inside a workflow, calling one runs a child; `start` starts a run that is no child.
+Calling one inside a workflow runs a child; `start` starts an independent run.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ S = TypeVar("S")
 
 
 class ChildCall(TypedDict, total=False):
-    """How a child is called, and what it is started with."""
+    """How a child is called, and with which options it is started."""
 
     name: str
-    """What its step is called, instead of its workflow."""
+    """The name of its step, instead of the name of its workflow."""
     cancel: CancelPolicy
-    """What a cancellation does while it is awaited: give it up at once, or cancel it and `wait` for its outcome."""
+    """The effect of a cancellation while it is awaited: abandon it now, or cancel it and `wait` for its outcome."""
     close_policy: ClosePolicy
-    """What becomes of it when its parent ends."""
+    """What happens to it when its parent ends."""
     attributes: Mapping[str, Any]
     """Its search attributes."""
     run_id: str
@@ -54,7 +54,7 @@ class ChildCall(TypedDict, total=False):
     priority: int
     """The order in which it is admitted, if its workflow has limits."""
     retry: Retry | None
-    """How often it is started again, as another child, when it has failed."""
+    """How often it is started again, as another child, if it fails."""
     execution_timeout: timedelta | float
     run_timeout: timedelta | float
     cleanup_timeout: timedelta | float
@@ -66,11 +66,11 @@ class Workflow(Generic[P, R]):
     def __init__(self, definition: WorkflowDefinition, call: ChildOptions = PLAIN_CHILD) -> None:
         self.definition = definition
         self.call = call
-        """How children are called."""
+        """The options of the call of a child."""
         update_wrapper(self, definition.function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Run it as a child inside a workflow, and wait for it. Outside of one it raises `NotDurable`: see `plain`."""
+        """Run it as a child inside a workflow, and wait for it. Elsewhere it raises `NotDurable`: see `plain`."""
         return self._program().run_child(self.definition, args, kwargs, self.call)
 
     def child(self, *args: P.args, **kwargs: P.kwargs) -> "ChildRun[R]":
@@ -101,11 +101,11 @@ class Workflow(Generic[P, R]):
         """Return the same workflow with other options for children.
 
         - `close_policy`: what happens to a child when its parent ends.
-        - `attributes`, `tags`, `priority`, `run_id`: with these it is started.
+        - `attributes`, `tags`, `priority`, `run_id`: as for `App.start`.
         - `name`: the name of its step.
         - `retry`: another child is started if it fails.
-        - `cancel="wait"`: if the parent is cancelled while it waits for the child, it cancels the child and waits until
-          it has ended. So its result is not lost.
+        - `cancel="wait"`: if the parent is cancelled while it waits for the child, it cancels the child and waits for
+          its end. So the result is not lost.
         """
         return Workflow(self.definition, child_options(self.call, {**call}))
 
@@ -115,7 +115,7 @@ class ChildRun(Generic[R]):
 
     def __init__(self, run_id: str, waiting: "asyncio.Task[R]") -> None:
         self.run_id = run_id
-        """Its id; with a retry policy, that of the first attempt."""
+        """The id of the run; with a retry policy, of the first attempt."""
         self._waiting = waiting
 
     def __await__(self) -> Generator[Any, None, R]:
@@ -158,7 +158,7 @@ class Flow(Workflow[[S], S], Generic[S]):
 
 
 def refuse_child_options(workflow: Workflow[..., Any]) -> NoReturn:
-    """Raise `InvalidInput`: a workflow that is started on its own has options for children, which would be ignored."""
+    """Raise `InvalidInput`: an independently started workflow has options for children, which would be ignored."""
     name = workflow.definition.name
     raise InvalidInput(f"{name}.options(…) is for children: give tags, priority and the like to start")
 
@@ -191,7 +191,7 @@ async def start(
     """Start an independent run from inside a workflow: it is not a child, and continues when this run ends.
 
     Start a workflow or a flow with its arguments; by its name with keyword arguments; or a plan, by a `PlanRef`, with
-    its inputs. The run has the same tenant, project and environment. It is started once, also after a crash: by its
+    its inputs. The run has the same tenant, project and environment. It is started once, even after a crash: by its
     `request_id`, as with `App.start`, or by the step. If the start is refused, it raises `StartRefused`. `reuse` and
     `debounce` are those of `App.start`.
     """
