@@ -59,8 +59,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     value_bytes: int = 2 * 1024 * 1024
     """The largest value in a history, as JSON: an input, a result, an answer, progress. Pass larger content by
-    reference, because every node that continues a run reads all values. If you change it, runs whose code has met the
-    limit, or would meet the new one, may diverge."""
+    reference, because every node that continues a run reads all values. If you change the limit, runs may diverge if
+    their code has reached the old one or would reach the new one."""
 
     signals_per_run_per_minute: int = 60
     """The largest number of signals to one run in a minute, so that a sender in a loop cannot fill the store."""

@@ -14,7 +14,7 @@ from holdfast.errors import InvalidInput
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
 LIFE = "_HOLDFAST_LIFE"
-"""The variable that `holdfast` sets for the processes it starts: a file descriptor that closes with the command."""
+"""The variable that `holdfast` sets for the processes it starts: a file descriptor at its end once the command ends."""
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from holdfast.errors import InvalidInput
 SinkKind = Literal["webhook", "nats", "redis", "projection"]
 
 ALERTS = ""
-"""The id of the run whose events are the alerts."""
+"""The run id that stands for the alerts."""
 
 SPEC_VERSION = "1.0"
 TYPE_PREFIX = "holdfast."

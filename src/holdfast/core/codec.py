@@ -105,7 +105,7 @@ def encode(value: object, using: Encoders = _PLAIN, depth: int = JSON_DEPTH) -> 
     try:
         raw = using.canonical.encode(value)  # also refuses keys that are not text
         # `find` is faster than `in`, which first tries to read its operand as a number and catches the error.
-        if raw.find(b",") >= 0 and raw.find(b"{") >= 0:  # else at most one key or element: no order
+        if raw.find(b",") >= 0 and raw.find(b"{") >= 0:  # else no keys could be reordered
             raw = _in_given_order(using.in_order.encode(value), raw)
         if raw.find(b"null") >= 0:  # msgspec encodes numbers that are not finite as null
             _refuse_not_finite(using.builtins_of(value))

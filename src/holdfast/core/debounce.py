@@ -5,7 +5,7 @@ postpones its start to `quiet_ms` after itself, but never beyond `at_most_ms` af
 Once it has begun, or `at_most_ms` have passed, or it was approved or queued for admission, the next start creates the
 next run of the key.
 
-**The store decides alone.** The run's id is derived from the key, so a start may find its id taken (QUE-5), and the
+**One decision, in the store.** The run's id is derived from the key, so a start may find its id taken (QUE-5), and the
 next run is a restart. A later input is delivered to the run like an outcome by token (`store/port.py`): the store
 accepts it only while the run has not begun, and a turn that has not read it does not commit. So an acknowledged input
 is used by the run or replaced by a later one, and no run begins with an input other than the last.

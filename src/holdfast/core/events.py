@@ -467,7 +467,7 @@ class StepStarted(Body, frozen=True):
 
 
 NOT_BEGUN = "not begun"
-"""The reason of a retry whose previous attempt never began."""
+"""The reason of a retry after an attempt that never began."""
 
 
 class StepRetried(RunBody, frozen=True):

@@ -88,7 +88,7 @@ ASKED_AGAIN = "asked again"
 """The reason of a retry by which an operator has the verifier of an unresolved step run again."""
 
 LOST = "node lost"
-"""The reason of a retry whose previous attempt was lost with its node."""
+"""The reason of a retry after an attempt that was lost with its node."""
 
 NOT_COMPLETED = "not-completed"
 """The category of an error that is certain: the effect did not happen in this attempt, nor before."""

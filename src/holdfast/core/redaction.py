@@ -86,7 +86,7 @@ class Redactor:
         return b"".join([*parts, data[last:]]).decode(errors="replace")
 
     def json(self, raw: Raw) -> Raw:
-        """Return a JSON value whose texts, keys included, and numbers have names instead of values."""
+        """Return a JSON value with names instead of values in its texts, including keys, and its numbers."""
         if not self._may_show(bytes(raw)):
             return raw
         value = codec.decode(raw, Any)

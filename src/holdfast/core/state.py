@@ -230,7 +230,7 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     stretch_began_at: Instant = 0
     """When the run started or last rotated, if its time is bounded."""
     timed_out: str = ""
-    """The time-out that is cancelling it: `execution` or `run`."""
+    """The time-out that caused its cancellation: `execution` or `run`."""
     context: Raw = e.NULL
     """The context from its starter, if any (`core/run_context.py`)."""
     published: dict[str, Any] = {}

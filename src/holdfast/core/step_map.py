@@ -2,8 +2,9 @@
 
 A state is never modified, so each turn works on a copy of its mappings. Most runs have a few open steps, and copying a
 `dict` takes almost no time. A run of a plan may have ten thousand: `copy_of` makes a `StepMap` of so many. Its copies
-share one immutable `dict`, and each has the few entries that differ. When there are too many of these, they are merged
-into a new `dict`. So a turn costs about the square root of the number of open steps. The order is that of a `dict`.
+share one `dict` that no longer changes, and each has the few entries that differ. When there are too many of these,
+they are merged into a new `dict`. So a turn costs about the square root of the number of open steps. The order is that
+of a `dict`.
 """
 
 from collections.abc import Iterator, MutableMapping
