@@ -1,7 +1,5 @@
 """`python -m holdfast` runs the command `holdfast`."""
 
-import sys
+from holdfast.cli.main import run_process
 
-from holdfast.cli.main import main
-
-sys.exit(main())
+run_process()

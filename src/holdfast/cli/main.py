@@ -1,6 +1,8 @@
 """Assembles the commands."""
 
+import atexit
 import io
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -163,3 +165,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # unprintable characters must not cause a failure
     return run_command(lambda: _commands_for(given)(given), as_json="--json" in given)
+
+
+def run_process() -> None:
+    """Carry out the command line of this process, and end it with the exit code."""
+    codes: list[int] = []
+    atexit.register(_leave, codes)  # the first one registered is the last one called
+    codes.append(main())
+    sys.exit(codes[0])
+
+
+def _leave(codes: list[int]) -> None:
+    """End the process before the interpreter is taken down, if it has threads that this would abort.
+
+    The threads of obstore enter the interpreter to deliver answers, also those that are no longer waited for. One that
+    does so while the interpreter is taken down aborts the process, after everything was done.
+    """
+    if codes and "obstore" in sys.modules:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        logging.shutdown()
+        os._exit(codes[0])
