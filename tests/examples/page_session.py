@@ -1,7 +1,9 @@
 """A page of the documentation as a session: its files are written, its lines are typed, and what it shows must come.
 
-A block whose first line is `python title="NAME"` is a file. In a block of `console`, each line behind a `$` is typed. A
-line that starts a server or a node goes on in the background, as in another terminal, and is waited for until it works.
+A block whose first line is `python title="NAME"` is a file. In a block of `console`, each line behind a `$` is typed;
+in one of `sh`, every line, and it does not matter what they show. A line that starts a server or a node goes on in the
+background, as in another terminal, and is waited for until it works. `pip install` looks for what is installed
+already: it fetches nothing and changes nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ from tests.cli.command_process import MOST_SECONDS, environment
 PORT = "8321"
 """The port that pages use. Tests take another one."""
 
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_DRY_RUN": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+"""By these `pip install` succeeds only with what is there."""
+
 _SERVES = ("holdfast dev", "holdfast server", "holdfast node")
 _KILL = "pkill -9 -f holdfast"
 _STOP = "pkill -INT -f holdfast"
+_ASSIGNS = re.compile(r"(?:export )?([A-Z_]+)=(.*)")
 _READY = ("is served at", " works on ")
 
 
@@ -32,6 +38,12 @@ def typed_lines(page: str) -> Iterator[tuple[str, list[str]]]:
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             typed, *shown = part.splitlines()
             yield typed, shown
+
+
+def script_lines(page: str) -> Iterator[str]:
+    """Go through the lines of scripts, those that go on in the next line as one."""
+    for block in re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        yield from re.sub(r"\\\n|(?<=\|)\n", " ", block).splitlines()
 
 
 def is_like(shown: list[str], found: list[str]) -> bool:
@@ -47,18 +59,23 @@ def is_like(shown: list[str], found: list[str]) -> bool:
 class PageSession:
     """A folder and some terminals in which the lines of a page are typed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **more: str) -> None:
         self._folder = folder
         self._port = _free_port()
         self._servers: list[subprocess.Popen[str]] = []
         self._last: list[str] = []
         (folder / "bin").mkdir()
-        for name, module in (("holdfast", "holdfast"), ("python", None)):
-            script = folder / "bin" / name
-            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {"-W error -m " + module if module else ""} "$@"\n')
-            script.chmod(0o755)
-        self._env = environment(HOLDFAST_SERVER=f"http://127.0.0.1:{self._port}")
+        for name, module in (("holdfast", "holdfast"), ("pip", "pip"), ("python", None), ("python3", None)):
+            options = f"-W error -m {module}" if module else ""
+            self.add_command(name, f'#!/bin/sh\nexec "{sys.executable}" {options} "$@"\n')
+        self._env = environment(HOLDFAST_SERVER=f"http://127.0.0.1:{self._port}", **OFFLINE, **more)
         self._env["PATH"] = f"{folder}/bin{os.pathsep}{self._env['PATH']}"
+
+    def add_command(self, name: str, script: str) -> None:
+        """Give the terminals another command."""
+        program = self._folder / "bin" / name
+        program.write_text(script)
+        program.chmod(0o755)
 
     def write_files(self, page: str) -> None:
         """Write the files that the page shows."""
@@ -69,20 +86,19 @@ class PageSession:
         """Type every line of the page; return how many there were. What is shown must be what comes."""
         typed = list(typed_lines(page))
         for line, shown in typed:
-            found = self._type(line)
+            found = self.type(line)
             assert is_like([text.replace(PORT, self._port) for text in shown], found), (line, found)
         return len(typed)
 
-    def close(self) -> None:
-        """End what runs in the background."""
-        for server in self._servers:
-            if server.poll() is None:
-                os.killpg(server.pid, signal.SIGINT)
-        for server in self._servers:
-            server.communicate(timeout=MOST_SECONDS)
-            assert server.returncode == 0
+    def play_scripts(self, page: str) -> int:
+        """Type every line of the page's scripts; return how many there were."""
+        typed = list(script_lines(page))
+        for line in typed:
+            self.type(line)
+        return len(typed)
 
-    def _type(self, line: str) -> list[str]:
+    def type(self, line: str) -> list[str]:
+        """Type a line, and return what it shows."""
         if line == _KILL:
             for server in self._servers:
                 os.killpg(server.pid, signal.SIGKILL)
@@ -93,9 +109,9 @@ class PageSession:
             self.close()
             self._servers.clear()
             return []
-        if line.startswith("export "):
-            name, _, value = line.removeprefix("export ").partition("=")
-            [self._env[name]] = self._run(f"echo {value}")
+        if assigns := _ASSIGNS.fullmatch(line):
+            name, value = assigns.groups()
+            [self._env[name]] = self._run(f'{name}={value} || exit; echo "${name}"')
             return []
         if line.startswith(_SERVES):
             return self._serve(line)
@@ -103,6 +119,15 @@ class PageSession:
             line = line.replace("TASK_ID", self._last[-1].split()[0])
         self._last = self._run(line.replace(PORT, self._port))
         return self._last
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        for server in self._servers:
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGINT)
+        for server in self._servers:
+            server.communicate(timeout=MOST_SECONDS)
+            assert server.returncode == 0
 
     def _serve(self, line: str) -> list[str]:
         words = line.removesuffix("&").split()
@@ -129,7 +154,7 @@ class PageSession:
             timeout=MOST_SECONDS,
             check=False,
         )
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        assert done.returncode == 0, (line, done.returncode, done.stdout, done.stderr)
         return done.stdout.splitlines()
 
 

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-import asyncpg
 import pytest
 
+from tests.examples.page_database import PageDatabase
 from tests.examples.page_session import PageSession
+from tests.postgres_server import sql
 
 PAGE = (Path(__file__).parents[2] / "docs" / "moving.md").read_text()
 ADDRESS = "postgresql://shop@db.internal/shop"
 
 
 @pytest.mark.process
-async def test_every_line_of_the_page_does_what_it_shows(tmp_path: Path, postgres_url: str) -> None:
+def test_every_line_of_the_page_does_what_it_shows(tmp_path: Path, page_database: PageDatabase) -> None:
     assert PAGE.count(ADDRESS) == 2
-    text = PAGE.replace(ADDRESS, postgres_url)
-    session = PageSession(tmp_path)
+    text = PAGE.replace(ADDRESS, page_database.address)
+    session = PageSession(tmp_path, PGPASSWORD=page_database.password)
     session.write_files(text)
+    [install] = re.findall(r"`(pip install [^`]+)`", text)
+    session.type(install)
     try:
         assert session.play(text) == 9
     finally:
         session.close()
-    connection = await asyncpg.connect(postgres_url)
-    try:
-        [[status]] = await connection.fetch("SELECT status FROM holdfast.runs WHERE run_id = 'o-1'")
-    finally:
-        await connection.close()
-    assert status == "COMPLETED"
+    assert sql(page_database.dsn, "SELECT status FROM holdfast.runs WHERE run_id = 'o-1'") == [("COMPLETED",)]

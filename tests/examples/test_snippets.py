@@ -18,14 +18,19 @@ GLOBAL = {"--help", "-h", "--version"}
 
 
 def written_commands(text: str) -> Iterator[str]:
-    """Return each `holdfast …` on a page: typed in a terminal, or within a sentence."""
+    """Return each `holdfast …` on a page: typed in a terminal, or within a sentence, here or in a container."""
     for block in re.findall(r"^```(?:console|sh)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        for line in block.splitlines():
+        for line in block.replace("\\\n", " ").splitlines():
             yield from re.findall(
                 r"(?<!-[og] )\bholdfast [^|;&)]*", line if line.startswith("$") else re.sub(r"^holdfast:.*", "", line)
             )
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    yield from re.findall(r"`(holdfast [^`]+)`", prose)
+            yield from (f"holdfast {words}" for words in re.findall(r"^docker compose .* run --rm migrate (.+)", line))
+    yield from re.findall(r"`(?:kubectl exec \S+ -- |manage\.py )?(holdfast [^`]+)`", prose_of(text))
+
+
+def prose_of(text: str) -> str:
+    """Return a page without its blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def problem_of(line: str) -> str | None:
@@ -62,7 +67,7 @@ def options_of(line: str) -> Iterator[str]:
         return
     known = GLOBAL | {name for argument in app.assemble_argument_collection() for name in argument.names}
     for word in words:
-        option = re.match(r"--[a-z][a-z-]*", word)
+        option = re.match(r"--[a-z][a-z0-9-]*", word)
         if option and option[0] not in known:
             yield option[0]
 
@@ -100,11 +105,44 @@ def test_every_command_on_the_pages_exists() -> None:
     assert wrong == []
 
 
+def all_options() -> set[str]:
+    """Return the options of all commands."""
+    found, groups = set(GLOBAL), [all_commands()]
+    while groups:
+        app = groups.pop()
+        groups += [app[name] for name in app if not name.startswith("-")]
+        if app.default_command is not None:
+            found |= {name for argument in app.assemble_argument_collection() for name in argument.names}
+    return found
+
+
+def test_every_option_in_a_sentence_exists() -> None:
+    """Some options belong to the benchmark, on pages that name it."""
+    known = all_options()
+    of_the_benchmark = set(re.findall(r'"(--[a-z-]+)"', (TOP / "bench" / "__main__.py").read_text()))
+    count, wrong = 0, []
+    for page in PAGES:
+        text = prose_of(page.read_text())
+        here = known | (of_the_benchmark if "`python -m bench" in text else set())
+        written = re.findall(r"`(--[a-z][a-z0-9-]*)[^`]*`", text)
+        count += len(written)
+        wrong += [f"{page.name}: {option}" for option in written if option not in here]
+    assert count > 100
+    assert wrong == []
+
+
 def test_the_checks_can_fail() -> None:
     assert list(written_commands("```console\n$ holdfast run lst | cat\n```\nand `holdfast store cpy A B`")) == [
         "holdfast run lst ",
         "holdfast store cpy A B",
     ]
+    continued = "`kubectl exec x -- holdfast run lst`\n```console\n$ holdfast server a.py \\\n  --no\n```\n"
+    assert [" ".join(each.split()) for each in written_commands(continued)] == [
+        "holdfast server a.py --no",
+        "holdfast run lst",
+    ]
+    in_a_container = "```sh\ndocker compose -f deploy/compose.yaml run --rm migrate token mke\n```\n"
+    assert [problem_of(each) for each in written_commands(in_a_container)] == ["there is no command 'token mke'"]
     assert problem_of("holdfast run lst") is not None
     assert problem_of("holdfast run list") is None
     assert list(options_of("holdfast run list --sttus X --status=PAUSED")) == ["--sttus"]

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from holdfast.settings import load_settings
-from tests.cli.command_process import SOURCES
-from tests.examples.excerpts import DOCS, free_port
+from tests.cli.command_process import SOURCES, running
+from tests.examples.excerpts import DOCS, free_port, with_parts
+from tests.service.openid_provider import openid_provider
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -92,7 +97,10 @@ TYPED_ELSEWHERE = {
     "changing-code": "test_changing_page.py",
     "getting-started": "test_getting_started.py",
     "mcp": "../cli/test_mcp_client.py",
+    "deployment": "../tools/test_systemd_page.py",
     "moving": "test_moving_page.py",
+    "postgresql": "test_postgresql_page.py",
+    "s3": "test_s3_page.py",
     "service": "test_excerpts.py",
     "tutorial/1-first-run": "test_tutorial.py",
     "tutorial/2-waiting": "test_tutorial.py",
@@ -102,11 +110,10 @@ TYPED_ELSEWHERE = {
 }
 
 NOT_TYPED = {
-    "deployment": "docker is not there; tests/tools/test_deploy.py runs what the containers run",
-    "postgresql": "it installs an extra and names a server; tests of that store have one",
-    "s3": "it needs the client of a cloud; tests/store/test_s3_bucket.py puts such objects itself",
+    "docker ": "there is no Docker; tests/tools/test_deploy.py lints what it reads, and runs what the containers run",
+    "export POSTGRES_PASSWORD=": "only the containers read it",
 }
-"""Why the lines of a page are not typed. That their commands and options exist is checked all the same."""
+"""Why some lines of typed pages are not typed. That their commands and options exist is checked all the same."""
 
 
 def test_the_lines_of_every_page_are_typed_or_it_is_said_why_not() -> None:
@@ -115,8 +122,14 @@ def test_the_lines_of_every_page_are_typed_or_it_is_said_why_not() -> None:
         for page in DOCS.rglob("*.md")
         if re.search(r"^```(?:sh|console)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    assert there == TYPED_HERE | TYPED_ELSEWHERE.keys() | NOT_TYPED.keys()
-    assert all((Path(__file__).parent / module).exists() for module in TYPED_ELSEWHERE.values())
+    assert there == TYPED_HERE | TYPED_ELSEWHERE.keys()
+    for page, module in TYPED_ELSEWHERE.items():
+        assert page.partition("/")[0] in (Path(__file__).parent / module).read_text(encoding="utf-8")
+    for page in TYPED_HERE:
+        begins = ("curl ", "holdfast ", "HOLDFAST_")
+        assert lines_of(f"{page}.md", begins) == lines_of(f"{page}.md", ""), "a line of another kind"
+    not_typed = [page for page in there for _ in lines_of(f"{page}.md", tuple(NOT_TYPED))]
+    assert not_typed == 5 * ["deployment"]
 
 
 class Terminal:
@@ -181,17 +194,18 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     made.close()
 
 
-def lines_of(page: str, begins: str = "holdfast ") -> list[str]:
+def lines_of(page: str, begins: str | tuple[str, ...] = "holdfast ") -> list[str]:
     """Return the lines for a terminal, those that go on in the next line as one."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(?:sh|console)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    lines = "".join(blocks).replace("\\\n", "").splitlines()
-    return [line.removeprefix("$ ") for line in lines if line.removeprefix("$ ").startswith(begins)]
+    text = (DOCS / page).read_text(encoding="utf-8").replace("\\\n", "")
+    lines = []
+    for kind, block in re.findall(r"^```(sh|console)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        mark = "$ " if kind == "console" else ""
+        lines += [line.removeprefix(mark) for line in block.splitlines() if line.startswith(mark)]
+    return [line for line in lines if line.startswith(begins)]
 
 
 def test_access(terminal: Terminal) -> None:
-    lines = lines_of("access.md", "")
-    create, ask, *others = [line for line in lines if line.startswith(("holdfast token", "holdfast audit", "curl"))]
+    create, ask, *others = lines_of("access.md", ("holdfast token", "holdfast audit", "curl"))
     token = terminal.type(create).strip()
     assert token.startswith("holdfast_")
     ask = re.sub(r"Bearer \S+\"", f'Bearer {token}"', ask).replace(":8321", f":{terminal.port}")
@@ -200,6 +214,34 @@ def test_access(terminal: Terminal) -> None:
     for line in others:
         terminal.type(line)
     assert [json.loads(line) for line in (terminal.folder / "audit.jsonl").read_text().splitlines()]
+
+
+async def test_access_behind_a_proxy_and_with_a_provider(terminal: Terminal) -> None:
+    """Servers with the options of the page. A provider of this machine stands for `login.example.com`."""
+    behind_a_proxy, with_a_provider = lines_of("access.md", "holdfast server")
+    store = "sqlite:///orders.db"
+    terminal.type(f"holdfast token create ann --role admin --store {store}")
+
+    @asynccontextmanager
+    async def serving(line: str) -> AsyncIterator[str]:
+        words = shlex.split(line.replace("shop.py", "orders.py"))[1:]
+        port = free_port()
+        async with running(terminal.folder, *words, "--port", str(port), HOLDFAST_STORE=store) as server:
+            await server.until("is served at")
+            yield f"http://127.0.0.1:{port}/v1/runs"
+            server.send(signal.SIGTERM)
+            assert await server.ended() == 0, server.said
+
+    async with httpx.AsyncClient() as client:
+        async with serving(behind_a_proxy) as address:
+            assert (await client.get(address)).status_code == 401
+        async with openid_provider() as provider:
+            provider.claims = {"sub": "ann", "aud": "holdfast", "groups": ["ops"], "org": "acme"}
+            line = with_parts(with_a_provider, {"https://login.example.com/realms/ours": provider.issuer})
+            async with serving(line) as address:
+                for token, status in ((provider.token(), 200), (provider.token(groups=["cooks"]), 403)):
+                    answer = await client.get(address, headers={"Authorization": f"Bearer {token}"})
+                    assert answer.status_code == status, answer.text
 
 
 def test_artifacts(terminal: Terminal) -> None:

@@ -200,6 +200,26 @@ def test_the_same_commands_are_run_everywhere() -> None:
         assert words == [word for word in SERVICES[name]["command"] if word not in ("--host", "0.0.0.0")]
 
 
+def test_lines_for_docker_and_kubernetes_name_what_is_there() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    lines = re.findall(r"^docker .*", page, re.MULTILINE)
+    assert len(lines) == 4
+    for line in lines:
+        words = shlex.split(line)
+        files = [
+            words[words.index("-f") + 1],
+            *(word.removeprefix("APP=") for word in words if word.startswith("APP=")),
+        ]
+        assert [file for file in files if not (ROOT / file).is_file()] == []
+        assert "--rm" not in words or words[words.index("--rm") + 1] in SERVICES
+        tagged = words[words.index("-t") + 1] if "-t" in words else None
+        assert tagged in (None, SERVICES["node"]["image"])
+    variable = re.findall(r"^export (\w+)=", page, re.MULTILINE)
+    assert [f"${{{name}:?" in (DEPLOY / "compose.yaml").read_text() for name in variable] == [True]
+    [deployment] = re.findall(r"`kubectl exec deploy/(\S+) ", page)
+    assert deployment in {each["metadata"]["name"] for each in MANIFESTS if each["kind"] == "Deployment"}
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 async def test_the_commands_run_as_they_stand_without_rights(kind: str, request: pytest.FixtureRequest) -> None:
