@@ -44,7 +44,7 @@ class Lock:
         self._workflow = workflow
 
     def __call__(self, key: str = "", *, timeout: timedelta | float | None = None) -> "LockEntry":
-        """Return a context that holds the lock of this key. It is entered once; `TimeoutError` after `timeout`."""
+        """Return a context that holds the lock of this key. Enter it once; after `timeout` it raises `TimeoutError`."""
         problem = check_name("key", key) if key != "" else None
         if problem is not None:
             raise problem

@@ -71,7 +71,7 @@ class Caller(Struct, frozen=True, kw_only=True):
 
     @property
     def ref(self) -> CallerRef | None:
-        """The caller as events name them."""
+        """The caller as recorded in events."""
         return CallerRef(self.token_id, self.name) if self.token_id else None
 
 

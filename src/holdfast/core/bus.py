@@ -265,7 +265,7 @@ def _check_address(sink: Sink) -> None:
         parts = urlsplit(sink.address)
         is_fit = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
         (parts.hostname or "").encode("idna")
-    except ValueError:  # which may quote a password
+    except ValueError:  # its text may contain a password
         is_fit = False
     if not is_fit or len(sink.address) > ADDRESS_CHARS or not sink.address.isascii() or not sink.address.isprintable():
         raise InvalidInput(f"the address of a {sink.kind} begins with {schemes[-1]}:// and a host", field="address")

@@ -135,7 +135,7 @@ def _on_deadline(step: OpenStep, message: m.Message, writer: EventWriter) -> Dec
     error = e.ErrorInfo("TimeoutError", overdue_text(step, options.schedule_to_close_ms))
     if step.key is not None:
         if step.is_unresolved or (step.effect is not None and step.effect.is_last_look):
-            return NOTHING  # an operator, or the verifier, has the last word
+            return NOTHING  # an operator or the verifier decides
         if reconciliation.may_have_begun(step, writer.now):
             return reconciliation.look_once_more(step, error, "failed", writer)
     return _give_up(step, error, writer)

@@ -154,7 +154,7 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
     """The entry of the audit log for the acceptance; its `by` is stored with the signal. A retry may differ."""
 
     original: Original | None = None
-    """Set where the payload is sealed (`store/payloads.py`)."""
+    """Set if the payload is sealed (`store/payloads.py`)."""
 
     @property
     def payload_sha256(self) -> str:
@@ -163,7 +163,7 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 ADMITTED = "admitted"
-"""The id of the message that starts a run which was held, then released and queued for admission."""
+"""The id of the message that starts a run that was held, then released and queued for admission."""
 
 
 MAILBOX = "mailbox"

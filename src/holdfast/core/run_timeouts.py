@@ -1,7 +1,7 @@
-"""Time-outs of runs: how long one may take as a whole, and how long one stretch of it.
+"""Time-outs of runs: how long a run may take as a whole, and how long one stretch of it.
 
-The **execution time-out** counts from the creation of a run, or from when it is to start later, over rotations,
-pauses, waits and retries. The **run time-out** counts from its start, and anew from each rotation.
+The **execution time-out** counts from the creation of a run, or from its later start, across rotations, pauses, waits
+and retries. The **run time-out** counts from its start, and again from each rotation.
 
 When its time is over a run is cancelled, so that its program may clean up: sagas compensate what was done. It ends as
 FAILED with `RunTimedOut`, unless the program returns after all, or was already being cancelled. The clean-up has a time

@@ -512,7 +512,7 @@ def _state_before(run_id: str, first: Event) -> RunState:
     return RunState(run_id=run_id)
 
 
-# --- what one event changes; `draft` is private to `fold`, which is why it may be written to here -------------------
+# --- what one event changes; `draft` is private to `fold`, so it may be modified here -------------------------------
 
 _set = force_setattr
 

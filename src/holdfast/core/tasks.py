@@ -33,7 +33,7 @@ Check = Callable[[Raw, Raw], None]
 """Raises `InvalidInput` if an answer (the second) does not fit a form (the first)."""
 
 CheckResult = Callable[[e.Body, Raw], None]
-"""Raises `InvalidInput` if a result does not fit the activity of a step, where the activity is known."""
+"""Raises `InvalidInput` if a result does not fit the activity of a step, if the activity is known."""
 
 
 def task_operations(
