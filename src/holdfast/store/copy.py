@@ -143,7 +143,7 @@ class _Copier:
         return changed
 
     def _check_calls(self, runs: Sequence[WholeRun]) -> None:
-        """Refuse runs whose activities wait for a slot under a limit, if no node of the target could grant one."""
+        """Refuse runs whose activities wait for a place under a limit, if no node of the target could grant one."""
         if CALL_LIMITS not in self._target.capabilities.lacking:
             return
         for run in runs:

@@ -123,8 +123,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     """What a store knows about all its runs. The bounds define what is late, and how many of each kind are listed.
 
     `retried` are runs with a message that could not be handled and is retried, and the number of attempts. `suspects`
-    are unfinished runs, with their versions, that have no owner, will never be ready, are not paused or queued, and
-    have no wait, open task, queued job or unfinished child. `sample` is spread over all runs.
+    are unfinished runs, with their versions, that have no owner and no due time, are not paused or queued, and have no
+    wait, open task, queued job or unfinished child. `sample` is spread over all runs.
     """
 
     software: str

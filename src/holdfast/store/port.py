@@ -220,8 +220,8 @@ class RunStore(Protocol):
 
         With `reuse` the id may be taken (QUE-5). A repeated request is answered first. Otherwise `decisions.reuse_of`
         decides from the latest run of the id, and `stop` is delivered to the run that is replaced, in the same step.
-        The caller proposes which run of the id this is. If it is another one's turn by now, the answer is `Refused`
-        with a `Conflict` whose `details` name that one as `restart_as`, and the latest run as `run_id`.
+        The caller proposes which run of the id this is. If another one is next by now, the answer is `Refused` with a
+        `Conflict` whose `details` name that one as `restart_as`, and the latest run as `run_id`.
         """
         ...
 

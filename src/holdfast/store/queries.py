@@ -130,10 +130,11 @@ class RunCount(Struct, frozen=True):
 
 
 class RunCountQuery(Query[RunCount], frozen=True, kw_only=True):
-    """How many runs match a query, by workflow and status, ordered by these; ignores its order, bounds and cursors.
+    """How many runs match a query, by workflow and status, in this order.
 
-    At most `look` uncompleted runs and at most `look` completed ones, the newest, are examined; more, if an index
-    narrows them to few. If there are more, the answer has a `cursor`: True.
+    The order, bounds and cursors of `runs` are ignored. At most `look` uncompleted runs and at most `look` completed
+    ones, the newest, are examined; more, if an index narrows them to few. If there are more, the answer has a `cursor`:
+    True.
     """
 
     runs: RunQuery
@@ -157,13 +158,13 @@ class StreamQuery(Query[NamedStream], frozen=True, kw_only=True):
 
 
 PLACES_COUNTED = 1_000
-"""Up to how many slots and calls are counted for a row of `PlaceQuery`."""
+"""Up to how many places and calls are counted for a row of `PlaceQuery`."""
 
 
 class PlaceInLine(Struct, frozen=True, kw_only=True, gc=False):
-    """What waits for a slot in a run: the run itself, to be admitted, or the first of its calls that have a limit.
+    """What waits for a place in a run: the run itself, to be admitted, or the first of its calls that have a limit.
 
-    Its queue is that of its tenant and key; `core/admission.py` and `core/call_limits.py` decide whose queue is next.
+    Its line is that of its tenant and key; `core/admission.py` and `core/call_limits.py` decide whose line is next.
     """
 
     run_id: str
@@ -172,16 +173,16 @@ class PlaceInLine(Struct, frozen=True, kw_only=True, gc=False):
     limit: str
     key: str = ""
     taken: int | None = None
-    """How many slots are taken; None: the caller may not know."""
+    """How many places are taken; None: the caller may not know."""
     taken_of_key: int = 0
     before: int = 0
-    """How many are ahead of it in its queue."""
+    """How many are ahead of it in its line."""
     waiting: int = 1
     """How many calls of the run wait."""
 
 
 class PlaceQuery(Query[PlaceInLine], frozen=True, kw_only=True):
-    """What waits for a slot in these runs, ordered by run id: one row for each run that has something waiting."""
+    """What waits for a place in these runs, ordered by run id: one row for each run that has something waiting."""
 
     run_ids: tuple[str, ...]
 

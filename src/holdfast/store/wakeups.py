@@ -375,7 +375,7 @@ def _may_be_awaited(turn: Turn) -> bool:
     if turn.release or turn.streams:
         return True
     if turn.jobs_closed and not any(isinstance(event.data, StepCompleted) for event in turn.events):
-        return True  # it may close a call with a limit on which a node is still working: its slot is free
+        return True  # it may close a call with a limit on which a node is still working: its place is free
     for event in turn.events:  # noqa: SIM110 - a generator would take longer than the loop
         if event.data.IS_AWAITED or (turn.received and isinstance(event.data, DECISIONS)):
             return True

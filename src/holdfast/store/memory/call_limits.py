@@ -1,4 +1,4 @@
-"""Limits on activities in the reference model: which calls get a slot. `core/call_limits.py` has the rule."""
+"""Limits on activities in the reference model: which calls get a place. `core/call_limits.py` has the rule."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -64,7 +64,7 @@ class CallLimits:
         now: Instant,
         until: Instant,
     ) -> tuple[list[Id], Instant | None]:
-        """Return the calls that get slots until then, and when to call again. `calls` are keyed by limit name."""
+        """Return the calls that get places until then, and when to call again. `calls` are keyed by limit name."""
         taken: list[Id] = []
         instants: list[Instant] = []
         for name, known in sorted(calls.items()):

@@ -272,7 +272,7 @@ class Run:
         if beat.queue:
             if work is None or not work.is_taken_by(node, beat.engine_attempt_id):
                 return False
-            if is_limited(beat.queue) and work.is_visible(now):  # it has lost its slot
+            if is_limited(beat.queue) and work.is_visible(now):  # it has lost its place
                 return False
             self.work[beat.step_id] = work.kept_until(visible_until, beat.details)
             return True

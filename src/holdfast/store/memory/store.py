@@ -479,7 +479,7 @@ class MemoryStore:
         return calls, jobs
 
     def _find_places(self, query: port.PlaceQuery) -> port.Found[port.PlaceInLine]:
-        """Return what waits for a slot in these runs."""
+        """Return what waits for a place in these runs."""
         now = self._now()
         calls, jobs = self._limited_calls()
         found: list[port.PlaceInLine] = []

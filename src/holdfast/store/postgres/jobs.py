@@ -101,7 +101,7 @@ async def acquire(
 
 
 async def find_places(db: Db, query: port.PlaceQuery, limit: int, now: Instant | None) -> port.Found[port.PlaceInLine]:
-    """Return what waits for a slot in these runs: calls under their limits, and runs to be admitted."""
+    """Return what waits for a place in these runs: calls under their limits, and runs to be admitted."""
     rows = await db.fetch(PLACES, now, list(map(askable, query.run_ids)), limit)
     return port.Found(map(sql.place_of, rows))
 
@@ -125,7 +125,7 @@ async def acquire_limited(
     for row in found:
         try:
             acquired.append(sql.job_of(tuple(row)[2:]))
-        except StoreCorrupt:  # its slot is free when it is visible again
+        except StoreCorrupt:  # its place is free when it is visible again
             continue
     return acquired, last[1]
 

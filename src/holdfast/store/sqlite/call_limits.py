@@ -1,4 +1,4 @@
-"""`acquire_limited_jobs`: which calls of activities with a limit get a slot.
+"""`acquire_limited_jobs`: which calls of activities with a limit get a place.
 
 `core/call_limits.py` decides; this module has the queries whose results it needs. The lines of a limit are read in the
 order of their turns, each with an index lookup, until one has room: calls that wait in a line cost nothing.
@@ -115,7 +115,7 @@ def are_there(db: sqlite3.Connection, queues: Sequence[str], activities: Sequenc
 
 
 def find_places(db: sqlite3.Connection, query: port.PlaceQuery, limit: int, now: Instant) -> list[port.PlaceInLine]:
-    """Return what waits for a slot in these runs: calls under their limits, and runs to be admitted."""
+    """Return what waits for a place in these runs: calls under their limits, and runs to be admitted."""
     asked = {"run_ids": queries.listing(query.run_ids), "now": now, "limit": limit}
     return [sql.place_of(row) for row in db.execute(PLACES, asked)]
 
@@ -163,7 +163,7 @@ class _Look:
         self._now = now
 
     def decide(self, name: str, limit: CallLimit) -> tuple[CallDecision[Id], Instant | None]:
-        """Return the next call; and when a slot of the limit expires, if that is what calls wait for."""
+        """Return the next call; and when a place of the limit expires, if that is what calls wait for."""
         inside, expires_at = 0, None
         if limit.at_once is not None or limit.per_key is not None:
             inside, expires_at = self._db.execute(INSIDE, (name, self._now)).fetchone()
