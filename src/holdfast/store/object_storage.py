@@ -2,14 +2,21 @@
 
 Without credentials the library would query the metadata address of a virtual machine, 169.254.169.254, even if the user
 has only forgotten a variable. So it is queried only if the environment names it.
+
+The library delivers answers by threads of its own, which end later than a caller gets its answer. One that is still
+inside the interpreter when this is taken down aborts the process. So the end of a process waits for them.
 """
 
+import atexit
 import os
+import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from obstore.store import from_url
 
+from holdfast.clock import elapsed_us
 from holdfast.errors import InvalidInput
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -29,6 +36,26 @@ def open_objects(address: str, field: str, **options: Any) -> Any:
     if address.partition("://")[0].lower() in ("s3", "s3a"):
         _check_credentials(os.environ, field)
     return from_url(address, **options)
+
+
+LEAVE_US = 2_000_000
+"""How long the end of a process waits at most. Other libraries may have threads that stay inside the interpreter."""
+
+LOOK_AGAIN_S = 0.001
+
+
+def _wait_for_threads_inside() -> None:
+    """Wait until no thread that Python does not know is inside the interpreter."""
+    until, pause = elapsed_us() + LEAVE_US, threading.Event()
+    while _are_threads_inside() and elapsed_us() < until:
+        pause.wait(LOOK_AGAIN_S)
+
+
+def _are_threads_inside() -> bool:
+    return not sys._current_frames().keys() <= {thread.ident for thread in threading.enumerate()}
+
+
+atexit.register(_wait_for_threads_inside)
 
 
 def _check_credentials(environ: Mapping[str, str], field: str) -> None:
