@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.cli.app_loader import node_options
 from holdfast.cli.exit_codes import run_command
-from holdfast.cli.main import all_commands, main
+from holdfast.cli.main import all_commands, main, run_process
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import CorruptHistory, InvalidInput, NotFound, NotPermitted, RunTerminal, StoreError
 from tests.cli.command_process import environment, run
@@ -166,7 +166,7 @@ def test_the_installed_command_is_the_one_that_is_tested(capsys: pytest.CaptureF
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
     [(name, value)] = project["scripts"].items()
     assert name == "holdfast"
-    assert EntryPoint(name, value, "console_scripts").load() is main
+    assert EntryPoint(name, value, "console_scripts").load() is run_process
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == project["version"]
     assert run(tmp_path, "--version").stdout.strip() == project["version"]

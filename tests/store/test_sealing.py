@@ -50,10 +50,10 @@ class TestEncryptedStore(StoreSuite):
 
     async def test_tasks_are_found_by_words_in_names_and_payloads(self, store: Store, node: SampleNode) -> None:
         """The payload is encrypted, so only the name is found."""
-        await node.start("run-1", replace(task("a"), name="Approve order", payload=Raw(b'{"who":"Ann"}')))
+        await node.start("run-1", replace(task("a"), name="Approve order", payload=Raw(b'{"who":"Annabella"}')))
         [found] = await store.find(TaskQuery(text="ORDER"))
-        assert found.payload == Raw(b'{"who":"Ann"}')
-        assert await store.find(TaskQuery(text="ann order")) == []
+        assert found.payload == Raw(b'{"who":"Annabella"}')
+        assert await store.find(TaskQuery(text="annabella order")) == []  # a shorter name may be in what is random
 
     async def test_rows_end_where_they_are_large_enough_together(
         self, store: Store, node: SampleNode, clock: VirtualClock
